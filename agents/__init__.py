@@ -1,0 +1,1 @@
+"""Engine, sandbox, scaffolds, environments (each blind to the others) and the swarm that wires them."""

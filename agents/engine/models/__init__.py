@@ -1,0 +1,1 @@
+"""One decoder family a file."""

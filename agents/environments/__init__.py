@@ -1,0 +1,1 @@
+"""Task families: build(pattern, seed) -> Task."""

@@ -1,0 +1,1 @@
+"""Command in, result out: isolated sandboxes under one contract (base.py)."""

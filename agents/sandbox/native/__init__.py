@@ -1,0 +1,1 @@
+"""The C helper that makes a sandbox, its build and its protocol."""

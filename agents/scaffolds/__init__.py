@@ -1,0 +1,1 @@
+"""How tools and turns are written as text."""

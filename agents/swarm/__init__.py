@@ -1,0 +1,1 @@
+"""One agent's loop, the team, dispatch and scoring."""

@@ -1,0 +1,1 @@
+"""Stages, run folder, command line, merging: everything above the agents."""

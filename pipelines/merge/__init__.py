@@ -1,0 +1,1 @@
+"""Merging checkpoints: plan, methods, tensors, run."""

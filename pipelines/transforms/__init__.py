@@ -1,0 +1,1 @@
+"""Thin Beam transforms, one file per stage."""

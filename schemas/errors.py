@@ -1,0 +1,60 @@
+"""One vocabulary of failures, named by the boundary they crossed.
+
+    TrajmillError
+    ├── ConfigError        the configuration or the command line asks for something impossible
+    ├── InputError         a partner's log, a task file or a checkpoint is not what it should be
+    ├── EngineError        the inference engine or the server behind it
+    │   ├── EngineUnavailable   no answer after all retries (connection, 429, 5xx, timeout)
+    │   └── EngineRefused       the server answered that the request is wrong; a retry cannot help
+    ├── SandboxError       the sandbox, not the command in it
+    │   ├── SandboxUnsupported  this host cannot make one; the message names the cause
+    │   └── SandboxDied         it was alive and is gone
+    ├── StageError         a pipeline stage cannot go on
+    └── MergeError         checkpoints that do not fit together
+
+A command that exits with 1, a reply that does not parse and a task that is not solved are results, not errors.
+"""
+
+
+class TrajmillError(Exception):
+    """Base of every error that the product raises on purpose."""
+
+
+class ConfigError(TrajmillError, ValueError):
+    """The configuration or the command line asks for something impossible."""
+
+
+class InputError(TrajmillError, ValueError):
+    """A file from outside is not what it should be. The message names file, place and field."""
+
+
+class EngineError(TrajmillError):
+    """The inference engine, or the server behind it, failed."""
+
+
+class EngineUnavailable(EngineError, ConnectionError):
+    """No answer after all retries."""
+
+
+class EngineRefused(EngineError):
+    """The server answered that the request is wrong."""
+
+
+class SandboxError(TrajmillError):
+    """The sandbox failed, not the command in it."""
+
+
+class SandboxUnsupported(SandboxError, OSError):
+    """This host cannot make a sandbox. The message names the cause."""
+
+
+class SandboxDied(SandboxError):
+    """The sandbox was alive and is gone."""
+
+
+class StageError(TrajmillError):
+    """A pipeline stage cannot go on."""
+
+
+class MergeError(TrajmillError, ValueError):
+    """Checkpoints that do not fit together."""
