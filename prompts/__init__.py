@@ -22,9 +22,9 @@ def _environment() -> Environment:
     )
 
 
-def render(name: str, **variables: Any) -> str:
-    """The template `prompts/<name>.j2` with its variables filled in."""
-    return _environment().get_template(f"{name}.j2").render(**variables)
+def render(template: str, /, **variables: Any) -> str:
+    """The template `prompts/<template>.j2` with its variables filled in."""
+    return _environment().get_template(f"{template}.j2").render(**variables)
 
 
 def names(folder: str) -> list[str]:

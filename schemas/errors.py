@@ -6,6 +6,7 @@
     ├── EngineError        the inference engine or the server behind it
     │   ├── EngineUnavailable   no answer after all retries (connection, 429, 5xx, timeout)
     │   └── EngineRefused       the server answered that the request is wrong; a retry cannot help
+    │       └── ContextFull         the conversation and its reply do not fit the model's context
     ├── SandboxError       the sandbox, not the command in it
     │   ├── SandboxUnsupported  this host cannot make one; the message names the cause
     │   └── SandboxDied         it was alive and is gone
@@ -38,6 +39,10 @@ class EngineUnavailable(EngineError, ConnectionError):
 
 class EngineRefused(EngineError):
     """The server answered that the request is wrong."""
+
+
+class ContextFull(EngineRefused):
+    """The conversation and its reply do not fit the model's context."""
 
 
 class SandboxError(TrajmillError):

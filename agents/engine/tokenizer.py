@@ -1,0 +1,125 @@
+"""Text to ids and back, with the ChatML template. No torch: the shards stage and the swarm use it as the engine does.
+
+Control tokens (`<|im_start|>`, `<|im_end|>`, ...) are only ever added by id. Text is encoded by a tokenizer that does not
+know them, so a tool result that says "<|im_end|>" is plain text to the model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from agents.engine import base, files
+from agents.engine.gguf_file import read_gguf
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4
+"""Token types of GGUF files."""
+
+
+class ChatTokenizer:
+    """`base.Tokenizer` over the `tokenizers` library, for models that speak ChatML.
+
+    `control_ids`: ids that no text encodes to and `decode` leaves out. `eos_id` ends a turn (`<|im_end|>`).
+    """
+
+    def __init__(self, definition: dict[str, Any], source: str) -> None:
+        """`definition`: the content of a `tokenizer.json`. ConfigError when it has no ChatML tokens."""
+        special = [t for t in definition["added_tokens"] if t["special"]]
+        control = {t["content"]: int(t["id"]) for t in special}
+        missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in control]
+        if missing:
+            raise ConfigError(f"{source}: the tokenizer has no control token {missing[0]}; only ChatML is supported")
+        self._definition = definition
+        plain = definition | {
+            "added_tokens": [t for t in definition["added_tokens"] if not t["special"]],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
+        self._raw = RawTokenizer.from_str(json.dumps(plain))
+        self.control_ids = frozenset(control.values())
+        self.eos_id = control["<|im_end|>"]
+        self._start = control["<|im_start|>"]
+        largest = max(*self._raw.get_vocab(with_added_tokens=True).values(), *self.control_ids)
+        self.vocab_size = largest + 1
+        self._newline = self.encode("\n")
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text to ids; text that looks like a control token is encoded as text."""
+        ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, control tokens left out. Bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._raw.decode([i for i in ids if i not in self.control_ids], skip_special_tokens=False)
+        return text
+
+    def chat_prefix(self, messages: Sequence[base.ChatTurn], *, first: bool, closed: bool) -> list[int]:
+        """Ids that lead to the next reply: see `base.Tokenizer`. No default system message is added."""
+        ids: list[int] = []
+        if not first:
+            ids += self._newline if closed else [self.eos_id, *self._newline]
+        for message in messages:
+            ids += [self._start, *self.encode(f"{message.role}\n{message.content}"), self.eos_id, *self._newline]
+        return [*ids, self._start, *self.encode("assistant\n")]
+
+    @cached_property
+    def constraint(self) -> "LLTokenizer":
+        """The same vocabulary as llguidance wants it. Takes about a second to make."""
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(json.dumps(self._definition), n_vocab=self.vocab_size, eos_token=self.eos_id)
+
+
+def from_gguf(fields: Mapping[str, Any], source: str) -> ChatTokenizer:
+    """The tokenizer inside a GGUF file: byte-level BPE as SmolLM has it (each digit alone, no leading space)."""
+    kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        raise ConfigError(f"{source}: tokenizer {kind} is not supported, only ('gpt2', 'smollm')")
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    added = [
+        {"id": i, "content": token, "special": kind == _CONTROL, "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    digits = {"type": "Digits", "individual_digits": True}
+    definition = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"]],
+        },
+    }
+    return ChatTokenizer(definition, source)
+
+
+def from_folder(folder: Path) -> ChatTokenizer:
+    """The tokenizer of a Hugging Face checkpoint folder (`tokenizer.json`)."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: the checkpoint has no fast tokenizer")
+    return ChatTokenizer(json.loads(path.read_text(encoding="utf-8")), str(path))
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(model: str) -> ChatTokenizer:
+    """The tokenizer of `smollm2`, a .gguf file or a checkpoint folder. ConfigError says what is missing."""
+    path = files.find(model)
+    if path.is_dir():
+        return from_folder(path)
+    return from_gguf(read_gguf(path).fields, str(path))

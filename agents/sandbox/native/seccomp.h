@@ -1,0 +1,119 @@
+/* The system-call filter of sandboxed commands. Included by helper.c only.
+ *
+ * A list of what is refused, not of what is allowed: agents run whatever the host has installed. Refused is what reaches
+ * the kernel's rarely used corners, what could make a new namespace (and so new capabilities), what could touch the
+ * sandbox's own PID 1, and memory that neither RLIMIT_AS nor the tmpfs quota would count (memfd, System V IPC).
+ */
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+
+#if defined(__x86_64__)
+#define NATIVE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define NATIVE_ARCH AUDIT_ARCH_AARCH64
+#else
+#error "trajmill's sandbox knows x86-64 and aarch64 only"
+#endif
+
+static const int refused_calls[] = {
+    /* mounts and roots */
+    __NR_mount, __NR_umount2, __NR_pivot_root, __NR_chroot, __NR_move_mount, __NR_open_tree, __NR_fsopen, __NR_fsconfig,
+    __NR_fsmount, __NR_fspick, __NR_mount_setattr, __NR_swapon, __NR_swapoff, __NR_quotactl, __NR_open_by_handle_at,
+    __NR_name_to_handle_at, __NR_fanotify_init,
+    /* namespaces (clone is checked by its flags below) */
+    __NR_unshare, __NR_setns,
+    /* other processes' memory and descriptors: ends of PID 1's socket are in there */
+    __NR_ptrace, __NR_process_vm_readv, __NR_process_vm_writev, __NR_process_madvise, __NR_kcmp, __NR_pidfd_getfd,
+    /* kernel subsystems with a long record of holes, or with state that no namespace divides */
+    __NR_bpf, __NR_perf_event_open, __NR_userfaultfd, __NR_io_uring_setup, __NR_io_uring_enter, __NR_io_uring_register,
+    __NR_keyctl, __NR_add_key, __NR_request_key, __NR_syslog, __NR_acct, __NR_lookup_dcookie, __NR_nfsservctl,
+    __NR_kexec_load, __NR_init_module, __NR_finit_module, __NR_delete_module, __NR_reboot,
+    __NR_vhangup, __NR_mbind, __NR_set_mempolicy, __NR_migrate_pages, __NR_move_pages,
+    /* clocks and names */
+    __NR_settimeofday, __NR_clock_settime, __NR_clock_adjtime, __NR_adjtimex, __NR_sethostname, __NR_setdomainname,
+    /* memory that no quota of a sandbox without a cgroup would count */
+    __NR_memfd_create, __NR_shmget, __NR_msgget, __NR_semget,
+#ifdef __NR_memfd_secret
+    __NR_memfd_secret,
+#endif
+#ifdef __NR_kexec_file_load
+    __NR_kexec_file_load,
+#endif
+#ifdef __NR_quotactl_fd
+    __NR_quotactl_fd,
+#endif
+#ifdef __NR_open_tree_attr
+    __NR_open_tree_attr,
+#endif
+#ifdef __x86_64__
+    __NR_iopl, __NR_ioperm, __NR_modify_ldt, __NR_uselib, __NR_ustat, __NR_sysfs, __NR__sysctl,
+    __NR_create_module, __NR_get_kernel_syms, __NR_query_module,
+#endif
+};
+
+#define NEW_NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
+#define ARG(n) (offsetof(struct seccomp_data, args) + 8 * (n)) /* low half: both machines are little-endian */
+#define LOAD(offset) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (offset))
+#define IF_EQ(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
+#define RETURN(action) BPF_STMT(BPF_RET | BPF_K, (action))
+#define FAIL_WITH(code) RETURN(SECCOMP_RET_ERRNO | (code))
+
+static int install_filter(void) {
+    const struct sock_filter head[] = {
+        LOAD(offsetof(struct seccomp_data, arch)),
+        IF_EQ(NATIVE_ARCH, 1, 0),
+        FAIL_WITH(ENOSYS), /* 32-bit calls have other numbers: refuse them all */
+        LOAD(offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1),
+        FAIL_WITH(ENOSYS), /* x32 */
+        IF_EQ(__NR_clone3, 0, 1),
+        FAIL_WITH(ENOSYS), /* its flags lie in memory, out of a filter's sight; libc falls back to clone */
+        IF_EQ(__NR_clone, 0, 4),
+        LOAD(ARG(0)),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NEW_NAMESPACES, 0, 1),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_prlimit64, 0, 4), /* of itself only: PID 1 may have the same uid on a rootless host */
+        LOAD(ARG(0)),
+        IF_EQ(0, 1, 0),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_personality, 0, 5),
+        LOAD(ARG(0)),
+        IF_EQ(0, 2, 0),
+        IF_EQ(0xffffffff, 1, 0),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_ioctl, 0, 5), /* typing into somebody's terminal */
+        LOAD(ARG(1)),
+        IF_EQ(0x5412, 1, 0),
+        IF_EQ(0x541C, 0, 1),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_socketpair, 1, 0),
+        IF_EQ(__NR_socket, 0, 10),
+        LOAD(ARG(0)),
+        IF_EQ(1, 7, 0), /* AF_UNIX */
+        IF_EQ(2, 2, 0), /* AF_INET: loopback is all there is in this network namespace */
+        IF_EQ(10, 1, 0), /* AF_INET6 */
+        FAIL_WITH(EAFNOSUPPORT), /* netlink, packet, vsock and the rest */
+        LOAD(ARG(1)),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xf),
+        IF_EQ(3, 0, 1), /* SOCK_RAW */
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+    };
+    enum { HEAD = sizeof head / sizeof *head, CALLS = sizeof refused_calls / sizeof *refused_calls };
+    struct sock_filter code[HEAD + 2 * CALLS + 1];
+    memcpy(code, head, sizeof head);
+    struct sock_filter *at = code + HEAD;
+    for (int i = 0; i < CALLS; i++) {
+        *at++ = (struct sock_filter)IF_EQ(refused_calls[i], 0, 1);
+        *at++ = (struct sock_filter)FAIL_WITH(EPERM);
+    }
+    *at++ = (struct sock_filter)RETURN(SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {.len = at - code, .filter = code};
+    return syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}

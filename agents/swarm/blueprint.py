@@ -1,0 +1,113 @@
+"""The blueprint policy: plays a task's reference actions as role-specific turns through a scaffold, in a real sandbox.
+
+Synthetic by nature, and labelled so in every episode's provenance: no model chose these actions. In a team, teammate_1
+plays what comes before the first change, teammate_2 everything up to the last change, the reviewer the checks after it,
+and the lead delegates, waits and submits.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from itertools import takewhile
+
+from agents.scaffolds.base import Scaffold
+from agents.swarm.policy import Agent, Reply
+from agents.swarm.slips import Move, with_slips
+from agents.swarm.spec import EpisodeSpec
+from prompts import render
+from schemas.ids import derive_seed
+from schemas.task import Action, BlueprintStep, Task
+
+_QUOTED = 600
+"""Characters of the last output or report that a message quotes."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    explore: list[BlueprintStep]
+    work: list[BlueprintStep]
+    check: list[BlueprintStep]
+    submit: BlueprintStep
+
+
+def _divide(steps: list[BlueprintStep], effort: int) -> _Parts:
+    played = [step for step in steps if step.min_effort <= effort]
+    doing, submit = played[:-1], played[-1]
+    explore = list(takewhile(lambda step: step.phase == "explore", doing))
+    last = max((i for i, step in enumerate(doing) if step.phase == "work"), default=len(explore) - 1)
+    check = doing[last + 1 :] or [step for step in steps if step.phase == "check"][:1]
+    return _Parts(explore, doing[len(explore) : last + 1], check, submit)
+
+
+def _moves(steps: list[BlueprintStep]) -> list[Move]:
+    return [Move(step.thought, step.action) for step in steps]
+
+
+def _action(tool: str, **arguments: str) -> Action:
+    return Action(tool=tool, arguments_json=json.dumps(arguments, ensure_ascii=False))
+
+
+class BlueprintPolicy:
+    """Plays one episode. Deterministic: the moves follow from task and spec, the quotations from the observations."""
+
+    def __init__(self, spec: EpisodeSpec, task: Task, scaffold: Scaffold) -> None:
+        self._task, self._scaffold = task, scaffold
+        self._effort = spec.provenance.effort
+        self._rng = random.Random(derive_seed(spec.provenance.seed, "moves"))  # noqa: S311
+        self._script = self._team() if spec.provenance.layout == "team" else {"solo": self._solo()}
+
+    async def reply(self, agent: Agent) -> Reply:
+        """The agent's next move as text."""
+        move = self._script[agent.name][len(agent.turns)]
+        action = move.action if move.report is None else self._fill(move, agent)
+        write = self._scaffold.write_garbled if move.slip == "form" else self._scaffold.write
+        return Reply(write(move.thought, action), slip=move.slip is not None)
+
+    def end(self) -> None:
+        """Nothing is kept."""
+
+    def _solo(self) -> list[Move]:
+        return self._slipping([s for s in self._task.blueprint if s.min_effort <= self._effort])
+
+    def _slipping(self, steps: list[BlueprintStep], extra: int = 0) -> list[Move]:
+        moves = _moves(steps)
+        paths = sorted(spec.path for spec in self._task.workspace)
+        most = self._task.budget.turns - len(moves) - extra
+        rate = self._task.slip_rate
+        return with_slips(moves, rate=rate, most=most, paths=paths, effort=self._effort, rng=self._rng)
+
+    def _team(self) -> dict[str, list[Move]]:
+        parts = _divide(self._task.blueprint, self._effort)
+        script: dict[str, list[Move]] = {"lead": []}
+        for name, part, steps in (
+            ("teammate_1", "explore", parts.explore),
+            ("teammate_2", "work", parts.work),
+            ("reviewer", "check", parts.check),
+        ):
+            if steps:
+                script["lead"] += self._delegation(name, part)
+                script[name] = [*self._slipping(steps, extra=1), self._report(part)]
+        script["lead"].append(Move(parts.submit.thought, parts.submit.action))
+        return script
+
+    def _delegation(self, to: str, part: str) -> list[Move]:
+        thought = render("blueprint/delegate_thought", part=part, n=self._rng.randrange(60))
+        patience = render("blueprint/wait_thought", n=self._rng.randrange(60))
+        return [
+            Move(thought, _action("send_message", to=to, text=""), report=part),
+            Move(patience, _action("wait")),
+        ]
+
+    def _report(self, part: str) -> Move:
+        thought = render("blueprint/report_thought", n=self._rng.randrange(60))
+        return Move(thought, _action("submit", answer=""), report=part)
+
+    def _fill(self, move: Move, agent: Agent) -> Action:
+        n = derive_seed(self._task.task_id, move.report, agent.name) % 60
+        if move.action.tool == "submit":
+            seen = agent.seen[:_QUOTED].strip()
+            return _action("submit", answer=render("blueprint/report", part=move.report, n=n, observation=seen))
+        to = json.loads(move.action.arguments_json)["to"]
+        instruction, heard = self._task.instruction, agent.heard[:_QUOTED]
+        text = render("blueprint/delegate", part=move.report, n=n, instruction=instruction, report=heard)
+        return _action("send_message", to=to, text=text)

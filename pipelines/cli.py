@@ -1,0 +1,194 @@
+"""The command `trajmill`. Heavy imports (Beam, torch, DuckDB) happen inside the commands that need them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pipelines.names import check_names
+from schemas.errors import ConfigError, TrajmillError
+
+app = typer.Typer(
+    help="Usage logs in, verified agent trajectories and Parquet shards out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RunDir = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write.", show_default=False)]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker threads of the embedded Beam runner.")]
+Beam = Annotated[str, typer.Option("--beam", help='Options for Beam, e.g. "--runner=FlinkRunner --flink_master=...".')]
+
+
+@app.callback()
+def _global(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Usage logs in, verified agent trajectories and Parquet shards out."""
+
+
+@app.command()
+def run(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Usage logs: a file or a folder.")],
+    out: Out,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file; all fields have defaults.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Everything random derives from it.")] = None,
+    workers: Workers = None,
+    beam: Beam = "",
+) -> None:
+    """Run every stage on the logs in INPUT; the same command again continues a run that was stopped."""
+    from pipelines.config import load_config
+    from pipelines.folder import locked
+    from pipelines.progress import Progress
+    from pipelines.stages import interruptible, open_for, run_all
+
+    chosen = load_config(config, seed=seed, workers=workers)
+    with interruptible(out), locked(out):
+        folder = open_for(source, out, chosen)
+        run_all(folder, Progress(), shlex.split(beam))
+        from pipelines.summary import print_summary
+
+        print_summary(folder)
+
+
+def _alone(path: Path, stage: str, beam: str, source: Path | None = None) -> None:
+    from pipelines.folder import locked, open_run
+    from pipelines.progress import Progress
+    from pipelines.stages import interruptible, open_for, run_alone
+
+    folder = open_run(path)
+    with interruptible(path), locked(path):
+        if stage == "ingest":
+            folder = open_for(source or Path(folder.facts()["input"]), path, folder.config())
+        run_alone(folder, stage, Progress(), shlex.split(beam))
+
+
+@app.command()
+def ingest(
+    run_dir: RunDir,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[INPUT]", help="Logs; those of the run when absent.")
+    ] = None,
+    beam: Beam = "",
+) -> None:
+    """Read the logs again into the private session store."""
+    _alone(run_dir, "ingest", beam, source)
+
+
+@app.command()
+def patterns(run_dir: RunDir, beam: Beam = "") -> None:
+    """Find and release the usage patterns again."""
+    _alone(run_dir, "patterns", beam)
+
+
+@app.command()
+def tasks(run_dir: RunDir, beam: Beam = "") -> None:
+    """Build and validate the tasks again."""
+    _alone(run_dir, "tasks", beam)
+
+
+@app.command()
+def rollout(run_dir: RunDir) -> None:
+    """Run the episodes: continue when they were stopped, start over when they were finished."""
+    _alone(run_dir, "rollout", "")
+
+
+@app.command()
+def score(run_dir: RunDir, beam: Beam = "") -> None:
+    """Score and filter the episodes again."""
+    _alone(run_dir, "score", beam)
+
+
+@app.command()
+def shards(run_dir: RunDir, beam: Beam = "") -> None:
+    """Write the shards again."""
+    _alone(run_dir, "shards", beam)
+
+
+@app.command()
+def summary(run_dir: RunDir) -> None:
+    """Print the table that `run` ends with."""
+    from pipelines.folder import open_run
+    from pipelines.summary import print_summary
+
+    print_summary(open_run(run_dir))
+
+
+@app.command()
+def sql(
+    run_dir: RunDir,
+    query: Annotated[str, typer.Argument(help="One SELECT over sessions, patterns, tasks, episodes, ...")],
+    output: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print it.")] = "table",
+) -> None:
+    """Query the tables of a run with DuckDB."""
+    from pipelines.folder import open_run
+    from pipelines.sql import print_query
+
+    print_query(open_run(run_dir), query, output)
+
+
+@app.command()
+def show(
+    run_dir: RunDir, episode: Annotated[str, typer.Argument(help="Id of an episode, or a unique beginning of one.")]
+) -> None:
+    """Print one episode, readable in a terminal."""
+    from pipelines.folder import open_run
+    from pipelines.show import print_episode
+
+    print_episode(open_run(run_dir), episode)
+
+
+@app.command()
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="Folders of safetensors checkpoints.")],
+    method: Annotated[Literal["linear", "slerp"], typer.Option("--method", help="How to merge.")],
+    out: Out,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="linear: one number per model, e.g. 0.3,0.7.")
+    ] = None,
+    t: Annotated[float, typer.Option("--t", help="slerp: 0 gives the first model, 1 the second.")] = 0.5,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None, typer.Option("--dtype", help="Output type.")
+    ] = None,
+) -> None:
+    """Merge checkpoints into one."""
+    from pydantic import ValidationError
+
+    from pipelines.merge.run import merge as merge_checkpoints
+    from schemas.recipe import MergeRecipe
+
+    try:
+        numbers = [float(w) for w in weights.split(",")] if weights else None
+        recipe = MergeRecipe(method=method, models=[str(m) for m in models], weights=numbers, t=t, dtype=dtype)
+    except ValidationError as e:
+        problem = e.errors()[0]
+        raise ConfigError(f"merge: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from e
+    except ValueError as e:
+        raise ConfigError(f"--weights {weights!r}: {e}") from e
+    merge_checkpoints(recipe, out)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this host can do and what is missing; exit status 1 when the default run cannot work."""
+    from pipelines.doctor import print_report
+
+    raise typer.Exit(0 if print_report() else 1)
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on standard error and exit status 2."""
+    try:
+        check_names()
+        app()
+    except TrajmillError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"trajmill: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What every stage needs of Beam: a pipeline on a chosen runner, and tables written part by part.
+
+Shuffled elements are (key, JSON bytes) pairs: a pickled pydantic model costs 15 times as much. Rows are gathered by
+part number and written sorted, so that neither the number of workers nor their order shows in a table.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines import store
+from pipelines.progress import tick
+from pipelines.rejects import write_rejects
+from schemas.errors import ConfigError, TrajmillError
+from schemas.ids import shard_of
+from schemas.record import Record
+from schemas.session import Reject
+from schemas.tables import TABLES
+
+# Beam warns on the root logger about Google libraries that nobody here uses.
+logging.disable(logging.WARNING)
+import apache_beam as beam  # noqa: E402
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions  # noqa: E402
+from apache_beam.pvalue import PCollection  # noqa: E402
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner  # noqa: E402
+
+logging.disable(logging.NOTSET)
+
+Row = tuple[str, bytes]
+
+_REFUSED = {
+    "daskrunner": "it silently drops rows that a stage emits at the end of a bundle, tagged outputs and Parquet files",
+    "directrunner": "it downloads another runner first; leave --runner out for the embedded one",
+}
+
+
+def run_pipeline(build: Callable[[beam.Pipeline], None], workers: int, options: Sequence[str] = ()) -> None:
+    """Build a pipeline and run it to its end. `options`: Beam's own command line, `--runner=...` among it.
+
+    Without a runner it is the embedded FnApiRunner with `workers` threads. Its in-memory mode opens no port (the
+    multi-threading mode would serve gRPC on all interfaces). Raises ConfigError for a runner that loses data, and the
+    stage's own error when a worker raised one.
+    """
+    parsed = PipelineOptions([*options])
+    name = (parsed.view_as(StandardOptions).runner or "FnApiRunner").rpartition(".")[2]
+    if name.lower() in _REFUSED:
+        raise ConfigError(f"runner {name} is refused: {_REFUSED[name.lower()]}")
+    runner: Any = name
+    if name == "FnApiRunner":
+        flags = ["--direct_running_mode=in_memory", f"--direct_num_workers={workers}"]
+        parsed, runner = PipelineOptions([*options, *flags]), FnApiRunner()
+    log = logging.getLogger("apache_beam.runners.portability.fn_api_runner.fn_runner")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that threads in memory are not parallel; they are as parallel as threads get
+    try:
+        pipeline = beam.Pipeline(runner=runner, options=parsed)
+        build(pipeline)
+        pipeline.run().wait_until_finish()
+    except TrajmillError as error:
+        raise _original(error) from None
+    finally:
+        log.setLevel(level)
+
+
+def _original(error: TrajmillError) -> TrajmillError:
+    """The error as the stage raised it; Beam re-raises it with the step's name in its text."""
+    inner: BaseException | None = error
+    found = error
+    while inner is not None:
+        if isinstance(inner, TrajmillError):
+            found = inner
+        inner = inner.__cause__ or inner.__context__
+    return found
+
+
+def to_row(record: Record, key: str) -> Row:
+    """A record as what is shuffled: its key and its JSON."""
+    return getattr(record, key), record.model_dump_json().encode()
+
+
+class WriteTable(beam.PTransform):
+    """(key, JSON) rows into the parts of a table in `folder`; gives the parts' paths.
+
+    A key that comes twice is an error, unless the stage has made keys unique before.
+    """
+
+    def __init__(self, folder: Path, name: str, parts: int) -> None:
+        super().__init__()
+        self.folder, self.name, self.parts = str(folder), name, parts
+
+    def expand(self, pcoll: PCollection) -> PCollection:
+        """Gather rows by part number and write each part."""
+        written: PCollection = (
+            pcoll
+            | beam.Map(_by_part, parts=self.parts)
+            | beam.GroupByKey()
+            | beam.MapTuple(_write_part, folder=self.folder, name=self.name, parts=self.parts)
+        )
+        return written
+
+
+def _by_part(row: Row, parts: int) -> tuple[int, Row]:
+    return shard_of(row[0], parts), row
+
+
+def _write_part(part: int, rows: Iterable[Row], folder: str, name: str, parts: int) -> str:
+    record = TABLES[name].record
+    records = [record.model_validate_json(value) for _, value in rows]
+    return str(store.write_part(Path(folder), name, part, parts, records))
+
+
+class WriteRejects(beam.PTransform):
+    """Rejects of one stage (JSON bytes) into its part of the rejects table; equal ones count once.
+
+    The part is written even when nothing was refused, so that rejects of an earlier run do not stay.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = str(path)
+
+    def expand(self, pcoll: PCollection) -> PCollection:
+        """Gather all and write them sorted by id."""
+        start = pcoll.pipeline | beam.Create([("", b"")])
+        written: PCollection = (
+            (pcoll | beam.Map(_unkeyed), start)
+            | beam.Flatten()
+            | beam.GroupByKey()
+            | beam.MapTuple(_write_rejects, path=self.path)
+        )
+        return written
+
+
+def _unkeyed(value: bytes) -> tuple[str, bytes]:
+    return "", value
+
+
+def _write_rejects(_: str, values: Iterable[bytes], path: str) -> str:
+    write_rejects(Path(path), (Reject.model_validate_json(v) for v in values if v))
+    return path
+
+
+def read_rows(part: str, name: str, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of one part as plain dicts, streamed."""
+    for batch in store.read_batches([Path(part)], name, columns):
+        yield from batch.to_pylist()
+
+
+def ticking(value: Any, counter: str) -> Any:
+    """`value` itself, counted as one finished unit."""
+    tick(counter)
+    return value

@@ -1,0 +1,152 @@
+"""Stage `rollout`: runs the episodes that no journal holds yet, then makes the episodes table from the journals.
+
+An element is a batch of specs with their tasks, so a worker needs nothing but the element and the run's configuration.
+Inside a worker all episodes of a batch are coroutines on one loop thread; each is journaled before it counts.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+
+from agents.runtime import Runtime, open_runtime, run_all
+from agents.swarm.spec import EpisodeSpec, plan_episodes
+from pipelines import journal, store
+from pipelines.folder import RunFolder
+from pipelines.progress import Progress, tick
+from pipelines.transforms.beam import Row, WriteTable, run_pipeline, to_row
+from schemas.episode import Episode
+from schemas.recipe import RunConfig
+from schemas.task import Task
+
+BATCH = 2048
+"""Most episodes in one element: enough that a batch's tail is a small part of it."""
+
+
+def run_rollout(run: RunFolder, config: RunConfig, progress: Progress) -> None:
+    """Play what is missing, then write the table. A run killed at any moment loses no episode that ended."""
+    tasks = {task.task_id: task for task in store.read_records(run.path, "tasks", Task)}
+    specs = {spec.episode_id: spec for spec in plan_episodes(list(tasks.values()), config)}
+    folder = run.journal / run.input_hash("rollout")
+    done = specs.keys() & _journaled(folder)
+    todo = [spec for episode_id, spec in specs.items() if episode_id not in done]
+    counter = run.counter("rollout")
+    with progress.stage("rollout", total=len(specs), unit="episodes", counter=counter) as bar:
+        bar.advance(len(done))
+        needs_engine = any(spec.provenance.policy == "engine" for spec in todo)
+        play = PlayEpisodes(config.model_dump_json(), str(folder), str(counter), needs_engine)
+
+        def rollout(pipeline: beam.Pipeline) -> None:
+            _ = pipeline | beam.Create(_batches(todo, tasks, config.workers)) | beam.Reshuffle() | beam.ParDo(play)
+
+        if todo:
+            run_pipeline(rollout, config.workers)
+        with store.replacing(run.path, "episodes", config.parts) as out:
+
+            def table(pipeline: beam.Pipeline) -> None:
+                _ = (
+                    pipeline
+                    | beam.Create([str(path) for path in journal.files(folder)])
+                    | beam.FlatMap(_rows)
+                    | beam.GroupByKey()
+                    | beam.MapTuple(_first)
+                    | WriteTable(out, "episodes", config.parts)
+                )
+
+            run_pipeline(table, config.workers)
+
+
+def _journaled(folder: Path) -> set[str]:
+    return {json.loads(line)["episode_id"] for path in journal.files(folder) for line in journal.read_lines(path)}
+
+
+def _batches(specs: Sequence[EpisodeSpec], tasks: dict[str, Task], workers: int) -> list[bytes]:
+    count = max(workers, -(-len(specs) // BATCH))
+    batches = []
+    for part in (specs[i::count] for i in range(count)):
+        needed = {spec.task_id: tasks[spec.task_id].model_dump(mode="json") for spec in part}
+        batches.append(json.dumps({"specs": [s.model_dump(mode="json") for s in part], "tasks": needed}).encode())
+    return batches
+
+
+def _rows(path: str) -> Iterator[Row]:
+    for line in journal.read_lines(Path(path)):
+        yield to_row(Episode.model_validate_json(line), "episode_id")
+
+
+def _first(key: str, values: Any) -> Row:
+    # Two workers may have run one episode when a runner retried a batch; any one of them is the episode.
+    return key, min(values)
+
+
+class _Worker:
+    """What the threads of one process share: an event loop on a thread of its own, and the runtime that lives there."""
+
+    def __init__(self, config: RunConfig, needs_engine: bool) -> None:
+        self.runtime: Runtime = open_runtime(config, needs_engine=needs_engine)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="rollout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the engine and end the thread."""
+        asyncio.run_coroutine_threadsafe(self.runtime.close(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+_workers: dict[str, tuple[_Worker, int]] = {}
+_workers_lock = threading.Lock()
+
+
+class PlayEpisodes(beam.DoFn):
+    """A batch of specs in, the ids of its episodes out; the episodes themselves go to the journal."""
+
+    def __init__(self, config_json: str, folder: str, counter: str, needs_engine: bool) -> None:
+        self._config_json, self._folder, self._counter = config_json, folder, counter
+        self._needs_engine = needs_engine
+
+    def setup(self) -> None:
+        """Take part in this process's worker; the first one makes it."""
+        with _workers_lock:
+            config = RunConfig.model_validate_json(self._config_json)
+            worker, users = _workers.get(self._folder) or (_Worker(config, self._needs_engine), 0)
+            _workers[self._folder] = (worker, users + 1)
+        self._worker = worker
+
+    def teardown(self) -> None:
+        """Leave it; the last one closes it."""
+        with _workers_lock:
+            worker, users = _workers.pop(self._folder)
+            if users > 1:
+                _workers[self._folder] = (worker, users - 1)
+            else:
+                worker.close()
+
+    def process(self, element: bytes) -> Iterator[str]:
+        """Run the batch to its end."""
+        batch = json.loads(element)
+        specs = [EpisodeSpec.model_validate(spec) for spec in batch["specs"]]
+        tasks = {task_id: Task.model_validate(task) for task_id, task in batch["tasks"].items()}
+        done = asyncio.run_coroutine_threadsafe(self._play(specs, tasks), self._worker.loop)
+        try:
+            yield from done.result()
+        finally:
+            done.cancel()
+
+    async def _play(self, specs: list[EpisodeSpec], tasks: dict[str, Task]) -> list[str]:
+        writer = journal.JournalWriter(Path(self._folder))
+        try:
+            ids = []
+            async for episode in run_all(self._worker.runtime, specs, tasks):
+                writer.append(episode)
+                tick(self._counter)
+                ids.append(episode.episode_id)
+            return ids
+        finally:
+            writer.close()
