@@ -174,7 +174,12 @@ class ClaudeLog:
                 self.result(i, call, chain)
 
     def assistant(self, blocks: list[dict[str, Any]], called: bool, chain: dict[str, Any]) -> None:
-        base = {"id": f"msg_01{token(self.rng, 22)}", "type": "message", "role": "assistant", "model": "claude-sonnet-4"}
+        base = {
+            "id": f"msg_01{token(self.rng, 22)}",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude-sonnet-4",
+        }
         request = f"req_011C{token(self.rng, 20)}"
         usage = {
             "input_tokens": self.rng.randrange(4, 40),
@@ -252,7 +257,9 @@ class Trace:
         self.now += self.rng.randrange(200, 6000) * 1_000_000
         return self.now
 
-    def end(self, span: str, parent: str | None, name: str, started: int, attributes: dict[str, Any], **more: Any) -> None:
+    def end(
+        self, span: str, parent: str | None, name: str, started: int, attributes: dict[str, Any], **more: Any
+    ) -> None:
         """Appends a finished span. Integers become strings and structures JSON text, as exporters write them."""
         values = [
             {"key": k, "value": {"intValue": str(v)}}

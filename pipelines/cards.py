@@ -38,7 +38,7 @@ def write(folder: Path, files: Sequence["ShardFile"], facts: "ShardFacts", count
         ]
         for config in configs
     }
-    card = render("cards/shards", counts=counts, totals=totals, columns=columns, facts=asdict(facts))
+    card = render("cards/shards.md", counts=counts, totals=totals, columns=columns, facts=asdict(facts))
     write_text(folder / "README.md", card + "\n")
     manifest = {
         "manifest_version": 1,

@@ -50,7 +50,7 @@ _CONFIG = {
     "tasks": {"seed", "tasks", "sandbox", "parts"},
     "rollout": {"seed", "engine", "sandbox", "rollout", "parts"},
     "score": {"score", "parts"},
-    "shards": {"shards", "seed"},
+    "shards": set(RunConfig.model_fields),  # the manifest holds the hash of all of it
 }
 _SPEED_ONLY: Any = {
     "workers": True,
@@ -132,6 +132,8 @@ class RunFolder:
 
     def has_output(self, stage: str) -> bool:
         """Whether the stage's table is there."""
+        if stage == "shards":
+            return (self.shards / "manifest.json").exists()
         return any(self.table(OUTPUT[stage]).glob("*.parquet"))
 
     def mark(self, stage: str, wall_s: float) -> None:
@@ -152,6 +154,11 @@ class RunFolder:
         """Forget all rollouts, finished ones too."""
         shutil.rmtree(self.journal)
         self.journal.mkdir()
+
+
+def config_hash(config: RunConfig) -> str:
+    """Hash of all settings that decide what a run writes; those that only decide how fast are left out."""
+    return blake2b(canonical_json(config.model_dump(mode="json", exclude=_SPEED_ONLY)), digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, Any]:

@@ -80,7 +80,7 @@ class ShardFacts:
 
 
 def write_shards(run: Path, tokenizer: Tokenizer, settings: ShardSettings, facts: ShardFacts) -> list[ShardFile]:
-    """Replace `run/shards` by the kept samples of the run's samples table. The old shards stay until the new are whole."""
+    """Replace `run/shards` by the kept samples of the samples table; the old shards stay until the new are whole."""
     with store.replacing(run, "shards") as folder:
         parts = store.parts_of(run, "samples")
         for index, part in enumerate(parts):

@@ -30,7 +30,9 @@ def find_episode(run: RunFolder, prefix: str) -> tuple[Episode, Task | None]:
     Raises InputError when there is none, or several.
     """
     connection = connect(run)
-    query = "select episode_id from episodes where starts_with(episode_id, $1) or starts_with(episode_id, $2) order by 1"
+    query = (
+        "select episode_id from episodes where starts_with(episode_id, $1) or starts_with(episode_id, $2) order by 1"
+    )
     ids = [row[0] for row in connection.execute(query, [prefix, f"episode_{prefix}"]).fetchall()]
     if len(ids) != 1:
         some = ", ".join(ids[:_LISTED]) + (", ..." if len(ids) > _LISTED else "")

@@ -14,16 +14,19 @@ from typing import NoReturn
 
 from pipelines.folder import OUTPUT, STAGES, RunFolder, finishing, open_or_create
 from pipelines.progress import Progress
-from schemas.errors import InputError, StageError
+from schemas.errors import ConfigError, InputError, StageError
 from schemas.recipe import RunConfig
 
 
 def open_for(root: Path, out: Path, config: RunConfig) -> RunFolder:
-    """The run folder `out` for the logs below `root`. Raises InputError when there are none."""
+    """The run folder `out` for the logs below `root`.
+
+    Raises InputError when there are none, ConfigError when the run folder would lie among them.
+    """
     from pipelines.readers import input_files
 
-    if not root.exists():
-        raise InputError(f"{root}: no such file or folder")
+    if out.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"{out}: the run folder must not lie inside the logs that it reads")
     inputs = input_files(root)
     if not inputs:
         raise InputError(f"{root}: no files in it")

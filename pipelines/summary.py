@@ -142,11 +142,10 @@ def _why(stop_reason: str, points_json: str | None, error: str | None) -> str:
 
 def _shards(run: RunFolder, connection: duckdb.DuckDBPyConnection) -> Section:
     rows = []
-    for name in ("text", "tokens"):
-        files = table_files(run, name)
-        counted = connection.table(name).count("*").fetchone()
-        if files and counted:
-            rows.append((name, len(files), counted[0], f"{sum(f.stat().st_size for f in files) / 1e6:.2f}"))
+    for name, text in (("text", "select count(*) from text"), ("tokens", "select count(*) from tokens")):
+        if files := table_files(run, name):
+            (count,) = connection.execute(text).fetchall()[0]
+            rows.append((name, len(files), count, f"{sum(f.stat().st_size for f in files) / 1e6:.2f}"))
     return Section("shards", ("configuration", "files", "rows", "MB"), rows)
 
 

@@ -20,7 +20,8 @@ def _type_name(kind: pa.DataType) -> str:
 def _rows(field: pa.Field, prefix: str = "") -> list[str]:
     """A table row for the field, and for each field of the records in it."""
     name = f"{prefix}{field.name}"
-    description = (field.metadata or {}).get(b"description", b"").decode().replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")
+    description = (field.metadata or {}).get(b"description", b"").decode().replace("\n", " ")
+    description = description.replace("|", "\\|").replace("<", "&lt;")
     null = "yes" if field.nullable else ""
     rows = [f"| `{name}` | {_type_name(field.type)} | {null} | {description} |"]
     kind, suffix = field.type, "."

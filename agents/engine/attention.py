@@ -11,7 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agents.engine.config import ModelConfig
 
-KV_DTYPE = torch.float32
+KV_DTYPE = torch.bfloat16
+
+
+def kv_bytes_per_token(shape: ModelConfig) -> int:
+    """Memory of one token's keys and values, all layers."""
+    return shape.kv_bytes_per_token(KV_DTYPE.itemsize)
 
 
 class KV:

@@ -113,7 +113,7 @@ def _needed(values: dict[str, object]) -> list[str]:
 
 
 def _code(name: str, script: Script) -> str:
-    return render(f"environments/{FAMILY}/code/{name}", **script.values)
+    return render(f"environments/{FAMILY}/code/{name}", **script.values).strip()
 
 
 def _heredoc(code: str) -> str:

@@ -67,7 +67,7 @@ def compose(family: str, kind: str, style: Style, picks: Mapping[str, int], valu
     lines = _lines(family, kind, style, {**values, "shape": shape})
     text = " ".join(chosen for piece in PIECES if (chosen := lines[piece][picks[piece]]))
     name = "-".join(f"{piece[0]}{picks[piece]}" for piece in (*PIECES, "shape"))
-    return Wording(f"{family}/{kind}:{style}:{name}", style, re.sub(r" *\n *", "\n", text))
+    return Wording(f"{family}/{kind}:{style}:{name}", style, re.sub(r" *\n *", "\n", text).strip())
 
 
 def pick(rng: random.Random, family: str, kind: str, style: Style, values: Mapping[str, object]) -> Wording:
@@ -80,7 +80,7 @@ def notes(rng: random.Random, family: str, kind: str, values: Mapping[str, objec
     """The file a vague instruction points to: the formal request and details, under a heading."""
     lines = _lines(family, kind, "formal", {**values, "shape": rng.choice(shapes(family, values))})
     body = {"request": rng.choice(lines["request"]), "detail": rng.choice(lines["detail"])}
-    return render("environments/notes", variant=rng.randrange(3), **body) + "\n"
+    return render("environments/notes", variant=rng.randrange(3), **body).strip() + "\n"
 
 
 def thought(rng: random.Random, family: str, key: str, values: Mapping[str, object]) -> str:

@@ -19,7 +19,9 @@ import orjson
 Layout = Literal["lines", "array", "document"]
 
 HEAD_BYTES = 1 << 20
-"""How much of a file is looked at to tell its layout and format."""
+"""How much of a file is looked at, at most, to tell its layout and format."""
+QUICK_BYTES = 1 << 16
+"""How much is looked at first: nearly always enough."""
 RECORD_CAP = 64 << 20
 """Bytes of one record; a longer one is a reject."""
 DAMAGE_CAP = 256 << 20
@@ -58,7 +60,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the first `HEAD_BYTES` of a file show."""
+    """What the beginning of a file shows."""
 
     layout: Layout
     values: list[Any]
@@ -66,10 +68,10 @@ class Head:
     empty: bool
 
 
-def read_head(path: Path) -> Head:
-    """Layout and first values of a file."""
+def read_head(path: Path, size: int = HEAD_BYTES) -> Head:
+    """Layout and first values of a file, from its first `size` bytes."""
     with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(size)
     body = head.removeprefix(_BOM).lstrip(_SPACE)
     layout = _layout(body)
     if layout == "lines":

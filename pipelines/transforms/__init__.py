@@ -1,1 +1,6 @@
-"""Thin Beam transforms, one file per stage."""
+"""Thin Beam transforms, one file per stage, over the pure functions of `pipelines`."""
+
+import logging
+
+# On import Beam warns about Google libraries that nobody here uses.
+logging.getLogger().addFilter(lambda record: "apitools" not in record.getMessage())

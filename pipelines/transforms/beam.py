@@ -7,10 +7,14 @@ part number and written sorted, so that neither the number of workers nor their 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.pvalue import PCollection, TaggedOutput
+from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 
 from pipelines import store
-from pipelines.progress import tick
 from pipelines.rejects import write_rejects
 from schemas.errors import ConfigError, TrajmillError
 from schemas.ids import shard_of
@@ -18,16 +22,9 @@ from schemas.record import Record
 from schemas.session import Reject
 from schemas.tables import TABLES
 
-# Beam warns on the root logger about Google libraries that nobody here uses.
-logging.disable(logging.WARNING)
-import apache_beam as beam  # noqa: E402
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions  # noqa: E402
-from apache_beam.pvalue import PCollection  # noqa: E402
-from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner  # noqa: E402
-
-logging.disable(logging.NOTSET)
-
 Row = tuple[str, bytes]
+ROWS, REJECTS = "rows", "rejects"
+Refused: TypeAlias = TaggedOutput[Literal["rejects"], bytes]
 
 _REFUSED = {
     "daskrunner": "it silently drops rows that a stage emits at the end of a bundle, tagged outputs and Parquet files",
@@ -50,17 +47,25 @@ def run_pipeline(build: Callable[[beam.Pipeline], None], workers: int, options: 
     if name == "FnApiRunner":
         flags = ["--direct_running_mode=in_memory", f"--direct_num_workers={workers}"]
         parsed, runner = PipelineOptions([*options, *flags]), FnApiRunner()
-    log = logging.getLogger("apache_beam.runners.portability.fn_api_runner.fn_runner")
+    # Beam logs the traceback of every error that it also raises, and warns that threads in memory are no workers.
+    log = logging.getLogger("apache_beam.runners")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns that threads in memory are not parallel; they are as parallel as threads get
+    log.setLevel(logging.CRITICAL)
     try:
-        pipeline = beam.Pipeline(runner=runner, options=parsed)
+        pipeline = _pipeline(runner, parsed)
         build(pipeline)
         pipeline.run().wait_until_finish()
     except TrajmillError as error:
         raise _original(error) from None
     finally:
         log.setLevel(level)
+
+
+def _pipeline(runner: Any, options: PipelineOptions) -> beam.Pipeline:
+    try:
+        return beam.Pipeline(runner=runner, options=options)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"--beam: {error}") from error
 
 
 def _original(error: TrajmillError) -> TrajmillError:
@@ -79,13 +84,19 @@ def to_row(record: Record, key: str) -> Row:
     return getattr(record, key), record.model_dump_json().encode()
 
 
+def refused(reject: Reject) -> Refused:
+    """A reject beside a step's rows: what it yields under the tag REJECTS."""
+    tagged: Refused = TaggedOutput(REJECTS, reject.model_dump_json().encode())
+    return tagged
+
+
 class WriteTable(beam.PTransform):
     """(key, JSON) rows into the parts of a table in `folder`; gives the parts' paths.
 
     A key that comes twice is an error, unless the stage has made keys unique before.
     """
 
-    def __init__(self, folder: Path, name: str, parts: int) -> None:
+    def __init__(self, folder: Path | str, name: str, parts: int) -> None:
         super().__init__()
         self.folder, self.name, self.parts = str(folder), name, parts
 
@@ -145,9 +156,3 @@ def read_rows(part: str, name: str, columns: list[str] | None = None) -> Iterato
     """Rows of one part as plain dicts, streamed."""
     for batch in store.read_batches([Path(part)], name, columns):
         yield from batch.to_pylist()
-
-
-def ticking(value: Any, counter: str) -> Any:
-    """`value` itself, counted as one finished unit."""
-    tick(counter)
-    return value

@@ -491,11 +491,6 @@ static void init(int go) {
     if (read(go, &byte, 1) != 1)
         _exit(1);
     close(go);
-    if (limits.own_id) {
-        MUST("setresgid", setresgid(0, 0, 0));
-        MUST("setresuid", setresuid(0, 0, 0));
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of ids clears it */
-    }
     build_root();
     serve();
 }

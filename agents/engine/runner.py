@@ -1,0 +1,53 @@
+"""One step of the model: the slices' tokens in, one sampled token for each sequence that is ready. Called by `engine`."""
+
+import numpy as np
+import torch
+
+from agents.engine.attention import Span
+from agents.engine.grammar import Constraint
+from agents.engine.models.llama import Llama
+from agents.engine.sampler import Draw, distributions, draw
+from agents.engine.scheduler import Slice
+from agents.engine.sequence import Sequence
+
+
+class Runner:
+    """A model and the ids that may never be sampled (control tokens other than the end of a turn)."""
+
+    def __init__(self, model: Llama, banned: list[int]) -> None:
+        self._model = model
+        self._banned = torch.zeros(model.shape.vocab_size, dtype=torch.bool)
+        self._banned[banned] = True
+
+    @torch.inference_mode()
+    def run(self, slices: list[Slice]) -> list[tuple[Sequence, Draw]]:
+        """Compute the slices (sequences move on by their counts) and sample where nothing is left to compute."""
+        ids, positions, spans, row = [], [], [], 0
+        for part in slices:
+            sequence, start = part.sequence, part.sequence.computed
+            ids += sequence.ids[start : start + part.count]
+            positions += range(start, start + part.count)
+            spans.append(Span(sequence.kv, row, start, part.count))
+            row += part.count
+        hidden = self._model.hidden(torch.tensor(ids), torch.tensor(positions), spans)
+        ready = []
+        for part, span in zip(slices, spans, strict=True):
+            part.sequence.computed += part.count
+            if not part.sequence.pending:
+                ready.append((part.sequence, span.row + span.count - 1))
+        if not ready:
+            return []
+        rows = hidden[[last for _, last in ready]]
+        return self._sample([sequence for sequence, _ in ready], self._model.logits(rows))
+
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[Sequence, Draw]]:
+        masks = self._banned.expand(len(sequences), -1).clone()
+        for row, sequence in enumerate(sequences):
+            if isinstance(sequence.matcher, Constraint):
+                masks[row] |= torch.from_numpy(sequence.matcher.forbidden(masks.shape[1]))
+        samplings = [s.sampling for s in sequences]
+        rows = distributions(logits, samplings, masks).numpy()
+        return [
+            (sequence, draw(np.ascontiguousarray(row), sequence.sampling, len(sequence.ids) - sequence.prompt))
+            for sequence, row in zip(sequences, rows, strict=True)
+        ]

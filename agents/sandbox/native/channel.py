@@ -1,0 +1,140 @@
+"""The socket to a sandbox's helper: messages with descriptors, without blocking the event loop. Called by host.py.
+
+The message layout is `struct message` of helper.c. No thread and no select(): hundreds of these live on one loop.
+"""
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from schemas.errors import SandboxDied
+
+HEAD = struct.Struct("=IIii")
+MAX_MESSAGE = 192 * 1024
+"""Of helper.c; also under the kernel's default socket buffer."""
+
+
+class Op(IntEnum):
+    """Kinds of messages, as in helper.c."""
+
+    SPEC = 1
+    EXEC = 2
+    KILL = 3
+    KILL_ALL = 4
+    FOLDER = 5
+    BORN = 6
+    READY = 7
+    FAILED = 8
+    EXITED = 9
+    DONE = 10
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message from the helper. `descriptor` is the receiver's to close."""
+
+    op: Op
+    id: int
+    a: int
+    b: int
+    text: str
+    descriptor: int | None
+
+
+class Channel:
+    """One end of the socket. `on_message` is called for each message, `on_end` once when the other side is gone."""
+
+    def __init__(self, end: socket.socket, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+        self._socket = end
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_end = on_end
+        self._sending = asyncio.Lock()
+        end.setblocking(False)
+        self._loop.add_reader(end.fileno(), self._readable)
+
+    async def send(
+        self, op: Op, number: int = 0, a: int = 0, data: bytes = b"", descriptors: Sequence[int] = ()
+    ) -> None:
+        """Send one message, waiting while the helper's queue is full. Raises SandboxDied when it is gone."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        parts = [HEAD.pack(op, number, a, 0), data]
+        async with self._sending:
+            while True:
+                if self._socket.fileno() < 0:
+                    raise SandboxDied("the sandbox is closed")
+                try:
+                    self._socket.sendmsg(parts, rights, socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:
+                    await self._writable()
+                except OSError as error:
+                    raise SandboxDied(f"the sandbox is gone: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Stop listening and close our end, which ends the helper too."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+    async def _writable(self) -> None:
+        ready = self._loop.create_future()
+        number = self._socket.fileno()
+        self._loop.add_writer(number, _wake, ready)
+        try:
+            await ready
+        finally:
+            if self._socket.fileno() == number:
+                self._loop.remove_writer(number)
+
+    def _readable(self) -> None:
+        while self._socket.fileno() >= 0:
+            try:
+                data, rights, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, rights = b"", []
+            if len(data) < HEAD.size:
+                self._loop.remove_reader(self._socket.fileno())
+                self._on_end()
+                return
+            descriptor = _first_descriptor(rights)
+            op, number, a, b = HEAD.unpack_from(data)
+            self._on_message(Message(Op(op), number, a, b, data[HEAD.size :].decode(errors="replace"), descriptor))
+
+
+def _first_descriptor(rights: list[tuple[int, int, bytes]]) -> int | None:
+    for level, kind, payload in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS and len(payload) >= 4:
+            return int(array.array("i", payload[:4])[0])
+    return None
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def child_ended(pid: int) -> None:
+    """Wait for a child process of ours to end, and reap it."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(watch, _wake, ended)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  (does not wait: it has ended)

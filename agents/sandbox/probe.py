@@ -1,0 +1,96 @@
+"""What this host can do for sandboxes, found by making a real one. Called by `trajmill doctor`."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from agents.sandbox.base import Limits
+from agents.sandbox.native import build, layout
+from agents.sandbox.native.host import NativeFactory, NativeSandbox
+from schemas.errors import SandboxError, SandboxUnsupported
+
+TOOLS = ("bash", "ls", "sed", "grep", "find", "awk", "sort", "head", "tar", "diff")
+PYTHON = "import sqlite3, sys; print(sys.version.split()[0], sqlite3.sqlite_version)"
+
+
+class Check(NamedTuple):
+    """One line of the report: is it as it should be, and what was found."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def probe() -> list[Check]:
+    """Open a sandbox, look around in it, close it. Never raises for a host that cannot: that is a finding."""
+    return [*_compiler(), *_namespaces(), *asyncio.run(_sandbox())]
+
+
+def _compiler() -> Iterable[Check]:
+    try:
+        yield Check("compiler", True, build.compiler())
+    except SandboxUnsupported as error:
+        yield Check("compiler", False, str(error))
+
+
+def _namespaces() -> Iterable[Check]:
+    """Switches by which hosts turn user namespaces off, named when they are set so; else how many there may be."""
+    for name, off in (
+        ("user/max_user_namespaces", "0"),
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ):
+        path = Path("/proc/sys") / name
+        rootless_only = name.startswith("kernel/")
+        if path.exists() and path.read_text().strip() == off and not (rootless_only and os.geteuid() == 0):
+            yield Check("user namespaces", False, f"{path} is {off}")
+            return
+    yield Check("user namespaces", True, "not switched off")
+
+
+async def _sandbox() -> list[Check]:
+    factory = NativeFactory()
+    try:
+        sandbox = await factory.open(Limits())
+    except SandboxError as error:
+        return [Check("sandbox", False, str(error))]
+    try:
+        return [
+            Check("sandbox", True, f"helper {build.helper()}"),
+            Check("user ids", True, _ids(sandbox)),
+            _groups(factory),
+            await _python(sandbox),
+            await _tools(sandbox),
+        ]
+    except SandboxError as error:
+        return [Check("sandbox", False, str(error))]
+    finally:
+        await sandbox.close()
+
+
+def _ids(sandbox: NativeSandbox) -> str:
+    if sandbox.own_ids:
+        return "commands have a user id of their own"
+    return "rootless: commands have the user id of this process, without its rights outside the sandbox"
+
+
+def _groups(factory: NativeFactory) -> Check:
+    groups = factory.groups
+    if groups.version:
+        return Check("memory limit", True, f"cgroup v{groups.version}, for the whole sandbox")
+    return Check("memory limit", False, f"for each process only, no cgroup: {groups.why}")
+
+
+async def _python(sandbox: NativeSandbox) -> Check:
+    done = await sandbox.run(["python3", "-c", PYTHON])
+    place = layout.python_folder() or "/usr"
+    said = (done.stdout or done.stderr).decode(errors="replace").strip()
+    return Check("python inside", done.exit_code == 0, f"{said or 'no output'} (from {place})")
+
+
+async def _tools(sandbox: NativeSandbox) -> Check:
+    done = await sandbox.run(f"for t in {' '.join(TOOLS)}; do command -v $t >/dev/null || echo $t; done")
+    missing = done.stdout.decode(errors="replace").split()
+    return Check("tools inside", not missing, f"missing: {', '.join(missing)}" if missing else ", ".join(TOOLS))

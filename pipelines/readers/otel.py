@@ -1,0 +1,361 @@
+"""OpenTelemetry traces of agents: OTLP JSON (one file or JSONL batches), SDK dumps and the like; one session per trace.
+
+Spans are found wherever they stand in a record, so the layouts differ in nothing but field names. The conversation is
+in the attributes of model spans (`gen_ai.*`, OpenInference `llm.*`, Vercel `ai.*`); each resends the history, which
+counts once. Children come before their parents and batches split traces: a file is held until its end.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipelines.readers.common import (
+    ROLES,
+    BadRecord,
+    Draft,
+    Turn,
+    call_of,
+    conversation,
+    count,
+    dumps,
+    loads,
+    mapping,
+    problem_of,
+    sequence,
+    text_of,
+    timestamp,
+    tool_specs,
+    word,
+)
+from pipelines.readers.values import Problem, Value
+from schemas.session import ToolSpec
+
+NAME = "otel"
+
+_DEPTH = 9
+_METRICS = ("resourceMetrics", "resource_metrics", "resourceLogs", "resource_logs")
+_INPUT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+_MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.model.id")
+_TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools")
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    trace: str
+    span: str
+    parent: str | None
+    start: int
+    name: str
+    attributes: dict[str, Any]
+    events: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Trace:
+    at: Value
+    spans: list[_Span] = field(default_factory=list)
+
+
+def matches(value: Any) -> bool:
+    """Whether a record holds spans, or other telemetry."""
+    if next(_spans(value), None) is not None:
+        return True
+    record = mapping(mapping(value).get("record", value))
+    return any(key in record for key in ("resourceSpans", "resource_spans", *_METRICS))
+
+
+def read(values: Iterator[Value]) -> Iterator[Draft | Problem]:
+    """One session per trace, by trace id in the order they begin in the file."""
+    traces: dict[str, _Trace] = {}
+    for value in values:
+        found = False
+        for raw in _spans(value.value):
+            found = True
+            span = _span(raw)
+            traces.setdefault(span.trace, _Trace(value)).spans.append(span)
+        if not found:
+            reason = "no_conversation" if matches(value.value) else "unexpected_shape"
+            yield problem_of(BadRecord(reason, "The record holds no spans."), value)
+    for i, (trace_id, trace) in enumerate(traces.items()):
+        yield replace(_draft(trace_id, trace), place=f"traces[{i}]")
+
+
+def _spans(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Every span below a value, in file order."""
+    if isinstance(value, dict):
+        if "name" in value and _ids(value)[0]:
+            yield value
+            return
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    if depth < _DEPTH:
+        for item in value:
+            if isinstance(item, dict | list):
+                yield from _spans(item, depth + 1)
+
+
+def _ids(raw: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(trace id, span id) of a span, from where its layout has them."""
+    for holder in (raw, raw.get("context"), raw.get("spanContext")):
+        own = mapping(holder)
+        trace, span = own.get("traceId", own.get("trace_id")), own.get("spanId", own.get("span_id"))
+        if isinstance(trace, str) and trace and isinstance(span, str):
+            return word(trace), word(span)
+    return None, None
+
+
+def _span(raw: dict[str, Any]) -> _Span:
+    trace, span = _ids(raw)
+    parent = next((word(raw[k]) for k in ("parentSpanId", "parent_id", "parent_span_id") if raw.get(k)), None)
+    parent = parent or word(mapping(raw.get("parentSpanContext")).get("spanId"))
+    start = next((raw[k] for k in ("startTimeUnixNano", "start_time", "startTime") if raw.get(k) is not None), 0)
+    return _Span(
+        trace=trace or "",
+        span=span or "",
+        parent=parent,
+        start=_nanoseconds(start),
+        name=word(raw.get("name")) or "",
+        attributes=_attributes(raw.get("attributes")),
+        events=[e for e in sequence(raw.get("events")) if isinstance(e, dict)],
+    )
+
+
+def _nanoseconds(value: Any) -> int:
+    if isinstance(value, list) and len(value) == 2:  # JavaScript's [seconds, nanoseconds]
+        seconds, rest = count(value[0]), count(value[1])
+        return (seconds or 0) * 10**9 + (rest or 0)
+    moment = timestamp(value) if isinstance(value, str) and not value.isdigit() else None  # the console exporter's ISO
+    return int(moment.timestamp() * 1e6) * 1000 if moment else count(value) or 0
+
+
+def _attributes(raw: Any) -> dict[str, Any]:
+    """Attributes as a plain mapping, from OTLP's key/value arrays or from a mapping."""
+    if isinstance(raw, list):
+        pairs = (mapping(item) for item in raw)
+        return {p["key"]: _any_value(p.get("value")) for p in pairs if isinstance(p.get("key"), str)}
+    return mapping(raw)
+
+
+def _any_value(value: Any, depth: int = 0) -> Any:
+    """The value of an OTLP AnyValue; an intValue stays the string it is, `count` reads it."""
+    if not isinstance(value, dict) or depth > _DEPTH:
+        return None if isinstance(value, dict) else value
+    for kind, inner in value.items():
+        if kind in ("arrayValue", "array_value"):
+            return [_any_value(item, depth + 1) for item in sequence(mapping(inner).get("values"))]
+        if kind in ("kvlistValue", "kvlist_value"):
+            pairs = (mapping(item) for item in sequence(mapping(inner).get("values")))
+            return {str(p.get("key")): _any_value(p.get("value"), depth + 1) for p in pairs}
+        return inner
+    return None
+
+
+# From spans to a conversation
+
+
+def _draft(trace_id: str, trace: _Trace) -> Draft:
+    spans = sorted(trace.spans, key=lambda span: (span.start, span.span))
+    talking = _leaves(spans)
+    tools: dict[str, ToolSpec] = {}
+    for span in talking:
+        for spec in _tools(span.attributes):
+            tools.setdefault(spec.name, spec)
+    merged: dict[str, Any] = {}
+    for span in spans:
+        for key, item in span.attributes.items():
+            merged.setdefault(key, item)
+    return Draft(
+        at=replace(trace.at, value=merged),
+        position=f"trace {trace_id}",
+        messages=conversation(_turns(spans, {span.span for span in talking})),
+        source_id=word(merged.get("gen_ai.conversation.id")) or word(merged.get("session.id")) or trace_id,
+        model=next((word(merged[key]) for key in _MODELS if word(merged.get(key))), None),
+        tools=list(tools.values()),
+        input_tokens=_sum(talking, _INPUT_TOKENS),
+        output_tokens=_sum(talking, _OUTPUT_TOKENS),
+    )
+
+
+def _sum(spans: list[_Span], keys: Iterable[str]) -> int | None:
+    found = [next((n for k in keys if (n := count(span.attributes.get(k))) is not None), None) for span in spans]
+    logged = [n for n in found if n is not None]
+    return sum(logged) if logged else None
+
+
+def _leaves(spans: list[_Span]) -> list[_Span]:
+    """Spans that hold messages and have no such span below them: a wrapper repeats what is inside it."""
+    talking = [span for span in spans if any(_messages(span))]
+    parents = {span.span: span.parent for span in spans}
+    wrappers = set()
+    for span in talking:
+        above = span.parent
+        while above is not None and above not in wrappers:
+            wrappers.add(above)
+            above = parents.get(above)
+    return [span for span in talking if span.span not in wrappers]
+
+
+def _turns(spans: list[_Span], talking: set[str]) -> Iterator[Turn]:
+    """Turns in time order; an input message that has been seen is history that was sent again."""
+    agents = _agents(spans)
+    main = next((agents[s.span] for s in spans if s.span in talking), None)
+    seen: Counter[tuple[str, ...]] = Counter()
+    for span in spans:
+        agent = agents[span.span] if agents[span.span] != main else None
+        if span.span in talking:
+            inputs, outputs = _messages(span)
+            sent: Counter[tuple[str, ...]] = Counter()
+            for turn in inputs:
+                sent.update(keys := _keys(turn))
+                if any(sent[key] > seen[key] for key in keys):
+                    yield replace(turn, agent=agent, timestamp=span.start or None)
+            seen |= sent
+            for turn in outputs:
+                seen.update(_keys(turn))
+                yield replace(turn, agent=agent, timestamp=span.start or None)
+        else:
+            result = _tool_result(span)
+            if result is not None and seen[("call", result.answers or "")] > seen[("result", result.answers or "")]:
+                seen.update(_keys(result))
+                yield replace(result, agent=agent, timestamp=span.start or None)
+
+
+def _keys(turn: Turn) -> list[tuple[str, ...]]:
+    """What makes a message the same one when it is sent again: its calls and results by id, else its text."""
+    if turn.role == "tool" and turn.answers:
+        return [("result", turn.answers)]
+    keys: list[tuple[str, ...]] = [("call", c.call_id or f"{c.name} {c.arguments_json}") for c in turn.calls]
+    text = text_of(turn.content)
+    return [*keys, ("text", turn.role, text or "")] if text or not keys else keys
+
+
+def _agents(spans: list[_Span]) -> dict[str, str | None]:
+    """Span id -> name of the agent around it."""
+    by_id = {span.span: span for span in spans}
+    names: dict[str, str | None] = {}
+    for span in spans:
+        above: _Span | None = span
+        name, steps = None, 0
+        while above is not None and name is None and steps < 1000:
+            name = word(above.attributes.get("gen_ai.agent.name")) or word(above.attributes.get("agent.name"))
+            above, steps = by_id.get(above.parent or ""), steps + 1
+        names[span.span] = name
+    return names
+
+
+def _tool_result(span: _Span) -> Turn | None:
+    """The result that a tool span with a call id logs: the next model span may never have been reached."""
+    own = span.attributes
+    call_id = word(own.get("gen_ai.tool.call.id")) or word(own.get("tool_call.id"))
+    output = own.get("gen_ai.tool.call.result", own.get("output.value"))
+    return Turn("tool", output, answers=call_id, name=own.get("gen_ai.tool.name")) if call_id and output else None
+
+
+# Messages in attributes
+
+
+def _tools(own: dict[str, Any]) -> list[ToolSpec]:
+    listed = next((own[key] for key in _TOOLS if key in own), None)
+    if isinstance(listed, list):  # Vercel: a list of JSON texts
+        listed = [loads(item) if isinstance(item, str) else item for item in listed]
+    indexed = [mapping(loads(mapping(t.get("tool")).get("json_schema"))) for t in _indexed(own, "llm.tools.")]
+    return [*tool_specs(listed), *tool_specs(indexed)]
+
+
+def _messages(span: _Span) -> tuple[list[Turn], list[Turn]]:
+    """(input turns, output turns) of a span; both empty when it is no model span or logs no content."""
+    own = span.attributes
+    inputs = _listed(own.get("gen_ai.input.messages")) or _vercel_prompt(own)
+    inputs = inputs or [mapping(m.get("message")) for m in _indexed(own, "llm.input_messages.")]
+    inputs = inputs or _indexed(own, "gen_ai.prompt.") or _from_events(span, "gen_ai.", ".message")
+    outputs = _listed(own.get("gen_ai.output.messages"))
+    outputs = outputs or [mapping(m.get("message")) for m in _indexed(own, "llm.output_messages.")]
+    outputs = outputs or _indexed(own, "gen_ai.completion.") or _from_events(span, "gen_ai.choice", "")
+    said, calls = own.get("ai.response.text") or own.get("ai.response.object"), own.get("ai.response.toolCalls")
+    if not outputs and (said or calls):
+        outputs = [{"role": "assistant", "content": said, "tool_calls": _listed(calls)}]
+    system = own.get("gen_ai.system_instructions")
+    if system is not None and inputs:
+        inputs = [{"role": "system", "content": _listed(system) or system}, *inputs]
+    return [t for m in inputs for t in _turn(m, "user")], [t for m in outputs for t in _turn(m, "assistant")]
+
+
+def _vercel_prompt(own: dict[str, Any]) -> list[Any]:
+    prompt = loads(own["ai.prompt"]) if isinstance(own.get("ai.prompt"), str) else None
+    asked = mapping(prompt).get("prompt")
+    found = _listed(own.get("ai.prompt.messages")) or sequence(mapping(prompt).get("messages"))
+    return found or ([{"role": "user", "content": asked}] if isinstance(asked, str) else [])
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list, or the list that a JSON text holds."""
+    return sequence(loads(value) if isinstance(value, str) else value)
+
+
+def _indexed(own: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Attributes `prefix<number>.<path>` as a list of nested mappings; numbers inside a path become lists too."""
+    tree: dict[str, Any] = {}
+    for key, value in own.items():
+        if key.startswith(prefix):
+            *path, last = key[len(prefix) :].split(".")
+            node = tree
+            for part in path[:_DEPTH]:
+                inner = node.setdefault(part, {})
+                node = inner if isinstance(inner, dict) else {}
+            node[last] = value
+    return [mapping(item) for item in sequence(_as_lists(tree))]
+
+
+def _as_lists(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if node and all(key.isascii() and key.isdigit() and len(key) < 9 for key in node):
+        return [_as_lists(node[key]) for key in sorted(node, key=int)]
+    return {key: _as_lists(value) for key, value in node.items()}
+
+
+def _from_events(span: _Span, start: str, end: str) -> list[dict[str, Any]]:
+    found = []
+    for event in span.events:
+        name = event.get("name")
+        if isinstance(name, str) and name.startswith(start) and name.endswith(end) and name != "gen_ai.":
+            own = _attributes(event.get("attributes"))
+            role = name.removeprefix("gen_ai.").removesuffix(".message")
+            message = {key: loads(v) or v if key in ("message", "tool_calls") else v for key, v in own.items()}
+            found.append({"role": role if role in ROLES else "assistant", **mapping(message.get("message", message))})
+    return found
+
+
+def _turn(raw: Any, default: str) -> Iterator[Turn]:
+    """Turns of one message: a message of results has one for each."""
+    message = mapping(raw)
+    role = message.get("role")
+    role = ROLES.get(role if isinstance(role, str) else default, ROLES[default])
+    content = next((message[k] for k in ("content", "parts", "contents") if message.get(k) is not None), None)
+    parts = [_part(part) for part in sequence(content)]
+    raw_calls = [mapping(call).get("tool_call", call) for call in sequence(message.get("tool_calls"))]
+    raw_calls += [part for part in parts if part.get("type") in ("tool_call", "tool-call", "tool_use")]
+    calls = [call_of(call, "tool_calls") for call in raw_calls if isinstance(call, dict)]
+    results = [part for part in parts if str(part.get("type")) in ("tool_call_response", "tool-result", "tool_result")]
+    for part in results:
+        output = next((part[k] for k in ("response", "result", "output", "content") if part.get(k) is not None), None)
+        call_id = next((word(part[k]) for k in ("id", "toolCallId", "tool_use_id") if part.get(k)), None)
+        yield Turn("tool", output, answers=call_id, name=part.get("name") or part.get("toolName"))
+    left = [part for part in parts if part not in results and part not in raw_calls]
+    thoughts = [part for part in left if part.get("type") in ("reasoning", "thinking")]
+    texts = [part for part in left if part not in thoughts]
+    if role == "tool" and not results:
+        yield Turn("tool", content, answers=word(message.get("tool_call_id") or message.get("id")))
+    elif not results or texts or calls:
+        said = (texts or None) if isinstance(content, list) else content
+        yield Turn(role, said, reasoning=thoughts or None, calls=calls)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        return {"type": "text", "text": part if isinstance(part, str) else dumps(part)}
+    inner = part.get("message_content")
+    return mapping(inner) if inner is not None else part

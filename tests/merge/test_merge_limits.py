@@ -1,0 +1,121 @@
+"""A killed merge leaves nothing under its name; memory does not grow with the models."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint_factory import save, tensors
+
+from pipelines.merge.run import merge
+from pipelines.merge.tensors import header_bytes
+from schemas.errors import MergeError
+from schemas.recipe import MergeRecipe
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys, resource
+from pathlib import Path
+from pipelines.merge.run import merge
+from schemas.recipe import MergeRecipe
+method, a, b, out = sys.argv[1:]
+print("ready", flush=True)
+merge(MergeRecipe(method=method, models=[a, b]), Path(out))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+assert "torch" not in sys.modules
+"""
+
+
+def start(method: str, a: Path, b: Path, out: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", SCRIPT, method, str(a), str(b), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def checkpoint(folder: Path, megabytes: int) -> Path:
+    """bf16 tensors of 4 MB each and one of half the size, written without holding them all."""
+    folder.mkdir()
+    tensors = [("big", megabytes // 2), *((f"t{i:03d}", 4) for i in range(megabytes // 8))]
+    shapes = {name: ("BF16", (size * 2**19,)) for name, size in tensors}
+    pattern = np.random.default_rng(megabytes).integers(0x3C00, 0x3F80, 2**19, dtype=np.uint16).tobytes()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header_bytes(shapes))
+        for _, size in tensors:
+            for _ in range(size):
+                file.write(pattern)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("big")
+    return checkpoint(folder / "a", 96), checkpoint(folder / "b", 96)
+
+
+def peak_mb(method: str, a: Path, b: Path, out: Path) -> float:
+    with start(method, a, b, out) as process:
+        stdout, _ = process.communicate()
+    assert process.returncode == 0
+    return int(stdout.split()[-1]) / 1024
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp"])
+def test_memory_does_not_grow_with_the_model(tmp_path: Path, big: tuple[Path, Path], method: str) -> None:
+    small = [checkpoint(tmp_path / name, 8) for name in "ab"]
+    low = peak_mb(method, *small, tmp_path / "low")
+    high = peak_mb(method, *big, tmp_path / "high")
+    # The models differ by 88 MB each, the largest tensor by 44 MB.
+    assert high - low < 6
+
+
+def test_killed_at_any_moment_nothing_stands_under_the_name(tmp_path: Path, big: tuple[Path, Path]) -> None:
+    out, rng = tmp_path / "out", random.Random(3)
+    written = tmp_path / "out.tmp" / "model.safetensors"
+    for _ in range(4):
+        moment = rng.randrange(90 * 2**20)
+        with start("linear", *big, out) as process:
+            # A leftover of the kill before is cleared by this merge first, so the size starts at 0 again.
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            begun = size_of(written)
+            while size_of(written) < moment or size_of(written) == begun:
+                time.sleep(0.0005)
+            process.send_signal(signal.SIGKILL)
+        assert not out.exists() and written.exists()
+    recipe = MergeRecipe(method="linear", models=[str(folder) for folder in big])
+    merge(recipe, out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    merge(recipe, tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def test_a_running_merge_keeps_others_out(tmp_path: Path) -> None:
+    folders = [save(tmp_path / name, tensors(i)) for i, name in enumerate("ab")]
+    recipe = MergeRecipe(method="linear", models=[str(f) for f in folders])
+    holder = (
+        "import fcntl, os, sys; h = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(h, fcntl.LOCK_EX);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    temporary = tmp_path / "out.tmp"
+    temporary.mkdir()
+    (temporary / "theirs").touch()
+    command = [sys.executable, "-c", holder, str(temporary)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(MergeError, match="another merge"):
+            merge(recipe, tmp_path / "out")
+        assert (temporary / "theirs").exists()
+        process.communicate("")
+    merge(recipe, tmp_path / "out")
+    assert not temporary.exists()

@@ -1,0 +1,183 @@
+"""Whole episodes in real sandboxes: blueprint and scripted policies, scaffolds, layouts, and what goes wrong."""
+
+import asyncio
+import json
+from itertools import product
+
+import pytest
+from swarm_tasks import bash, shout_task
+
+from agents.sandbox.base import Limits
+from agents.sandbox.native.host import NativeFactory
+from agents.scaffolds import SCAFFOLDS, scaffold
+from agents.swarm.blueprint import BlueprintPolicy
+from agents.swarm.episode import run_episode
+from agents.swarm.loop import MAX_OBSERVATION, clip
+from agents.swarm.policy import Agent, Policy, Reply, ScriptedPolicy
+from agents.swarm.spec import EpisodeSpec
+from schemas.episode import Episode, Provenance
+from schemas.errors import ContextFull, EngineUnavailable
+from schemas.task import Action, Task
+
+CELLS = list(product(SCAFFOLDS, ("solo", "team"), (50, 75, 100)))
+
+
+def spec(name: str = "tool_json", layout: str = "solo", effort: int = 50, **more) -> EpisodeSpec:
+    provenance = Provenance.model_validate(
+        {"policy": "blueprint", "scaffold": name, "layout": layout, "effort": effort, "repeat": 0, "seed": 11} | more
+    )
+    return EpisodeSpec(task_id="task_shout", provenance=provenance, max_turns=None, max_reply_tokens=512)
+
+
+def play(wanted: EpisodeSpec, policy: Policy, task: Task | None = None) -> Episode:
+    return asyncio.run(run_episode(wanted, task or shout_task(), policy, NativeFactory(), Limits()))
+
+
+def blueprint(wanted: EpisodeSpec, task: Task) -> Episode:
+    return play(wanted, BlueprintPolicy(wanted, task, scaffold(wanted.provenance.scaffold)), task)
+
+
+def written(name: str, *actions: Action) -> list[str]:
+    return [scaffold(name).write("So.", a) for a in actions]
+
+
+def submit(answer: str = "done") -> Action:
+    return Action(tool="submit", arguments_json=json.dumps({"answer": answer}))
+
+
+def send(to: str, text: str) -> Action:
+    return Action(tool="send_message", arguments_json=json.dumps({"to": to, "text": text}))
+
+
+WAIT = Action(tool="wait", arguments_json="{}")
+
+
+@pytest.mark.parametrize(("name", "layout", "effort"), CELLS)
+@pytest.mark.parametrize("slip_rate", [0.0, 0.9])
+def test_the_blueprint_solves_its_task_in_every_cell(name: str, layout: str, effort: int, slip_rate: float) -> None:
+    wanted = spec(name, layout, effort)
+    episode = blueprint(wanted, shout_task(slip_rate))
+    assert episode.passed, (episode.stop_reason, episode.points_json)
+    assert episode.stop_reason == "submitted"
+    assert len(episode.trajectories) == (1 if layout == "solo" else 4)
+    slips = [turn for t in episode.trajectories for turn in t.turns if turn.slip]
+    assert bool(slips) == (slip_rate > 0)
+    assert all(turn.failed or turn.parse_error for turn in slips)
+
+
+def test_equal_specs_give_equal_records_but_for_the_clock() -> None:
+    def timeless(episode: Episode) -> str:
+        trajectories = [
+            t.model_copy(update={"turns": [turn.model_copy(update={"command_s": None}) for turn in t.turns]})
+            for t in episode.trajectories
+        ]
+        clock = {"trajectories": trajectories, "started_at": None, "wall_s": None}
+        return episode.model_copy(update=clock).model_dump_json()
+
+    wanted, task = spec("bash_minimal", "team", 100), shout_task(0.5)
+    assert timeless(blueprint(wanted, task)) == timeless(blueprint(wanted, task))
+
+
+def test_more_effort_means_more_checking() -> None:
+    turns = [blueprint(spec("tool_json", "solo", b), shout_task()).turns for b in (50, 75, 100)]
+    assert turns == sorted(set(turns))
+
+
+def test_every_reply_sees_its_own_context_and_the_result_of_its_action() -> None:
+    (trajectory,) = blueprint(spec(), shout_task()).trajectories
+    roles = [m.role for m in trajectory.messages]
+    assert roles == ["system", "user"] + ["assistant", "user"] * (len(trajectory.turns) - 1) + ["assistant"]
+    assert "one two" in trajectory.messages[3].content
+    assert json.loads(trajectory.tools_json)[0]["name"] == "bash"
+
+
+def test_a_team_s_mail_is_in_the_events_and_in_the_views() -> None:
+    episode = blueprint(spec("tool_json", "team", 100), shout_task())
+    mails = [json.loads(e.detail_json) for e in episode.events if e.kind == "mail"]
+    assert [m["to"] for m in mails] == ["teammate_1", "lead", "teammate_2", "lead", "reviewer", "lead"]
+    lead = next(t for t in episode.trajectories if t.agent == "lead")
+    assert any("Message from reviewer" in m.content for m in lead.messages)
+    assert [e.seq for e in episode.events] == list(range(len(episode.events)))
+
+
+def test_doing_nothing_fails() -> None:
+    episode = play(spec(), ScriptedPolicy({"solo": written("tool_json", submit())}))
+    assert (episode.passed, episode.stop_reason) == (False, "submitted")
+    assert json.loads(episode.points_json) == {"kept": True, "shouted": False}
+
+
+def test_breaking_what_passed_fails() -> None:
+    script = written("tool_json", bash("tr a-z A-Z < in.txt > out.txt; rm in.txt"), submit())
+    assert play(spec(), ScriptedPolicy({"solo": script})).passed is False
+
+
+def test_turns_run_out() -> None:
+    episode = play(spec(), ScriptedPolicy({"solo": ["no call at all"]}), shout_task(turns=4))
+    assert (episode.stop_reason, episode.turns, episode.parse_errors) == ("turn_budget", 4, 4)
+    assert episode.passed is False
+
+
+def test_a_team_that_only_waits_is_stopped() -> None:
+    script = {"lead": written("tool_json", WAIT)}
+    episode = play(spec(layout="team"), ScriptedPolicy(script))
+    assert episode.stop_reason == "stalled"
+
+
+def test_misuse_is_told_to_the_agent() -> None:
+    script = written("tool_json", send("nobody", "hello"), send("lead", "me"), submit())
+    (lead,) = play(spec(layout="team"), ScriptedPolicy({"lead": script})).trajectories
+    assert "no agent nobody" in lead.messages[3].content
+    assert "no agent lead" in lead.messages[5].content
+    assert lead.turns[0].failed
+
+
+def test_a_teammate_out_of_turns_wakes_the_lead() -> None:
+    script = {
+        "lead": written("tool_json", send("teammate_1", "go"), WAIT, submit()),
+        "teammate_1": written("tool_json", bash("true")),
+    }
+    episode = play(spec(layout="team"), ScriptedPolicy(script), shout_task(turns=5))
+    assert episode.stop_reason == "submitted"
+    assert [len(t.turns) for t in episode.trajectories] == [3, 5]
+
+
+def test_the_team_shares_one_folder() -> None:
+    script = {
+        "lead": written("bash_minimal", send("teammate_2", "go"), WAIT, bash("cat note"), submit()),
+        "teammate_2": written("bash_minimal", bash("echo from-two > note"), submit()),
+    }
+    episode = play(spec("bash_minimal", "team"), ScriptedPolicy(script))
+    assert any("from-two" in m.content for m in episode.trajectories[0].messages)
+
+
+class _Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error, self.ended = error, False
+
+    async def reply(self, agent: Agent) -> Reply:
+        raise self.error
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "passed"),
+    [(EngineUnavailable("gone"), "engine_error", None), (ContextFull("long"), "context_full", False)],
+)
+def test_an_engine_s_failure_is_data(error: Exception, reason: str, passed: bool | None) -> None:
+    policy = _Failing(error)
+    episode = play(spec(), policy)
+    assert (episode.stop_reason, episode.passed, policy.ended) == (reason, passed, True)
+
+
+def test_a_process_left_behind_does_not_see_the_verifier() -> None:
+    spy = "(while true; do cat /verify/* >> /work/seen 2>/dev/null; done) & tr a-z A-Z < in.txt > out.txt"
+    script = written("tool_json", bash(spy), bash("touch seen"), submit())
+    assert play(spec(), ScriptedPolicy({"solo": script})).passed
+
+
+def test_a_long_output_is_clipped_in_the_middle() -> None:
+    text = clip("a" * 5000 + "b" * 5000)
+    assert len(text) < MAX_OBSERVATION + 100
+    assert text.startswith("aaa") and text.endswith("bbb") and "7000 characters" in text
