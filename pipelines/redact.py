@@ -9,14 +9,30 @@ one place is replaced in all places. Deterministic, and redacting redacted text 
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.detectors import FINDERS
+from pipelines import personal_finders as personal
+from pipelines import secret_finders as secret
 from schemas.session import Message, Session, ToolCall, ToolSpec
 
+# In this order: a key block may hold what looks like a password, a password what looks like an address.
+FINDERS: tuple[tuple[str, Callable[[str], Iterator[tuple[int, int]]]], ...] = (
+    ("SECRET", secret.find_private_keys),
+    ("SECRET", secret.find_logins),
+    ("SECRET", secret.find_keys),
+    ("SECRET", secret.find_assigned),
+    ("EMAIL", personal.find_emails),
+    ("IBAN", personal.find_ibans),
+    ("CARD", personal.find_cards),
+    ("ID", personal.find_national_ids),
+    ("PHONE", personal.find_phones),
+    ("IP", personal.find_ips),
+    ("HOME", personal.find_homes),
+)
 PLACEHOLDER = re.compile(r"\[(?:EMAIL|PHONE|IP|CARD|IBAN|ID|HOME|SECRET)_\d+\]")
 # A shorter value replaced wherever it stands would hit ordinary words.
 SHORTEST_EVERYWHERE = 6
@@ -32,10 +48,12 @@ class Redacted:
 
 @dataclass
 class Redactor:
-    """Placeholders of one session. `found` maps (kind, value without separators) to its number."""
+    """Placeholders of one session: `found` maps (kind, value without separators) to its number, `literals` the exact
+    values to their placeholders."""
 
     found: dict[tuple[str, str], int] = field(default_factory=dict)
     literals: dict[str, str] = field(default_factory=dict)
+    numbers: Counter[str] = field(default_factory=Counter)
 
     def redact(self, text: str) -> Redacted:
         """`text` with every find replaced, repeated until nothing more is found, so that a second run is a no-op."""
@@ -61,10 +79,12 @@ class Redactor:
         return text
 
     def _replace(self, text: str, kind: str, spans: list[tuple[int, int]], counts: Counter[str]) -> str:
-        taken = [m.span() for m in PLACEHOLDER.finditer(text)]
+        # A find that touches a placeholder is evidence around a value already replaced.
+        taken = [edge for m in PLACEHOLDER.finditer(text) for edge in m.span()]
         parts, at = [], 0
         for start, end in spans:
-            if start < at or any(a < end and start < b for a, b in taken):
+            place = bisect_right(taken, start)
+            if start < at or place % 2 or (place < len(taken) and taken[place] < end):
                 continue
             parts += [text[at:start], self._placeholder(kind, text[start:end])]
             counts[kind] += 1
@@ -74,7 +94,8 @@ class Redactor:
     def _placeholder(self, kind: str, value: str) -> str:
         key = (kind, re.sub(r"[\s\-()]", "", value).lower())
         if key not in self.found:
-            self.found[key] = 1 + sum(k == kind for k, _ in self.found)
+            self.numbers[kind] += 1
+            self.found[key] = self.numbers[kind]
         placeholder = f"[{kind}_{self.found[key]}]"
         if len(value) >= SHORTEST_EVERYWHERE and not PLACEHOLDER.search(value):
             self.literals[value] = placeholder

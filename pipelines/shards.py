@@ -37,7 +37,7 @@ from schemas.tables import TABLES, arrow_schema, from_arrow, to_arrow
 Config = Literal["text", "tokens"]
 CONFIGS: tuple[Config, ...] = ("text", "tokens")
 _ROWS = ".rows"
-_BATCH = 256
+_BATCH = 64
 
 
 @dataclass(frozen=True)

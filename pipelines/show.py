@@ -37,9 +37,9 @@ def find_episode(run: RunFolder, prefix: str) -> tuple[Episode, Task | None]:
     if len(ids) != 1:
         some = ", ".join(ids[:_LISTED]) + (", ..." if len(ids) > _LISTED else "")
         raise InputError(f"show: {len(ids)} episodes begin with {prefix!r}" + (f": {some}" if ids else ""))
-    found = connection.execute("select * from episodes where episode_id = $1", ids).to_arrow_table()
+    found = connection.sql("select * from episodes where episode_id = $1", params=ids).to_arrow_table()
     episode = from_arrow(Episode, found)[0]
-    tasks = connection.execute("select * from tasks where task_id = $1", [episode.task_id]).to_arrow_table()
+    tasks = connection.sql("select * from tasks where task_id = $1", params=[episode.task_id]).to_arrow_table()
     return episode, next(iter(from_arrow(Task, tasks)), None)
 
 

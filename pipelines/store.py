@@ -28,8 +28,9 @@ R = TypeVar("R", bound=Record)
 # Row groups are cut at these bounds, counted in rows' own sizes, so that bytes do not depend on how rows arrived.
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 * 2**20
-READ_ROWS = 256
-_CHUNK = 1024
+READ_ROWS = 64
+_COALESCE_ROWS = 4096
+_COALESCE_BYTES = 4 * 2**20
 
 
 def write_parquet(
@@ -61,16 +62,28 @@ def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema, group_bytes: int)
     """The same rows as tables of one chunk each, cut at GROUP_ROWS or `group_bytes`, whichever comes first."""
     pending: list[pa.Table] = []
     rows = size = 0
+    for table in _coalesced(tables, schema):
+        begin = 0
+        for i, row in enumerate(row_bytes(table).tolist()):
+            if rows and (rows >= GROUP_ROWS or size + row > group_bytes):
+                yield _one_chunk([*pending, table.slice(begin, i - begin)], schema)
+                pending, begin, rows, size = [], i, 0, 0
+            rows, size = rows + 1, size + row
+        pending.append(table.slice(begin))
+    if rows:
+        yield _one_chunk(pending, schema)
+
+
+def _coalesced(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The same rows in fewer tables of one chunk each: sizing many small ones is slow. Where they end is no matter."""
+    pending: list[pa.Table] = []
+    rows = size = 0
     for table in tables:
-        for start in range(0, len(table), _CHUNK):
-            chunk = table.slice(start, _CHUNK)
-            begin = 0
-            for i, row in enumerate(row_bytes(chunk).tolist()):
-                if rows and (rows >= GROUP_ROWS or size + row > group_bytes):
-                    yield _one_chunk([*pending, chunk.slice(begin, i - begin)], schema)
-                    pending, begin, rows, size = [], i, 0, 0
-                rows, size = rows + 1, size + row
-            pending.append(chunk.slice(begin))
+        pending.append(table)
+        rows, size = rows + len(table), size + table.nbytes
+        if rows >= _COALESCE_ROWS or size >= _COALESCE_BYTES:
+            yield _one_chunk(pending, schema)
+            pending, rows, size = [], 0, 0
     if rows:
         yield _one_chunk(pending, schema)
 
@@ -123,6 +136,8 @@ def replacing(run: Path, name: str, parts: int | None = None) -> Iterator[Path]:
     new, old, final = run / f".{name}.new", run / f".{name}.old", run / name
     repair(run, name)
     new.mkdir(parents=True)
+    if final.exists():
+        new.chmod(final.stat().st_mode)  # a private table stays private
     try:
         yield new
         for index in range(parts or 0):

@@ -11,20 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agents.engine.config import ModelConfig
 
-KV_DTYPE = torch.bfloat16
-
-
-def kv_bytes_per_token(shape: ModelConfig) -> int:
-    """Memory of one token's keys and values, all layers."""
-    return shape.kv_bytes_per_token(KV_DTYPE.itemsize)
-
-
 class KV:
     """Keys and values of one sequence: `data` is [layers, 2, kv_heads, capacity, head_size]."""
 
-    def __init__(self, shape: ModelConfig, capacity: int) -> None:
+    def __init__(self, shape: ModelConfig, capacity: int, dtype: torch.dtype) -> None:
         self.capacity = capacity
-        self.data = torch.empty(shape.layers, 2, shape.kv_heads, capacity, shape.head_size, dtype=KV_DTYPE)
+        self.data = torch.empty(shape.layers, 2, shape.kv_heads, capacity, shape.head_size, dtype=dtype)
 
     def copy_from(self, other: "KV", length: int) -> None:
         """Take over the first `length` tokens of `other`."""
@@ -41,35 +33,53 @@ class Span:
     count: int
 
 
-def attend(layer: int, q: torch.Tensor, kv: torch.Tensor, spans: list[Span]) -> torch.Tensor:
-    """Causal attention of each span over its own sequence.
+class Attention:
+    """Causal attention of one step, layer by layer: each span over its own sequence.
 
-    `q`: [rows, heads, head_size]; `kv`: [rows, 2, kv_heads, head_size], written to the buffers here. Returns
-    [rows, heads * head_size].
+    The views into the buffers are made once a step for all layers; made per layer they cost as much as the arithmetic.
     """
-    rows, heads, size = q.shape
-    out = torch.empty(rows, heads, size)
-    kv = kv.to(KV_DTYPE)
-    q = q.to(KV_DTYPE)
-    for span in spans:
-        data = span.kv.data[layer]
-        end = span.start + span.count
-        block = slice(span.row, span.row + span.count)
-        data[:, :, span.start : end] = kv[block].permute(1, 2, 0, 3)
-        keys, values = data[0, :, :end].unsqueeze(0), data[1, :, :end].unsqueeze(0)
-        out[block] = _one(q[block], keys, values, span)
-    return out.view(rows, heads * size)
+
+    def __init__(self, spans: list[Span]) -> None:
+        self._counts = [span.count for span in spans]
+        ends = [span.start + span.count for span in spans]
+        data = [span.kv.data for span in spans]
+        self._dtype = data[0].dtype
+        # Per layer and span: where new tokens go [2, kv_heads, count, size], keys and values [1, kv_heads, end, size].
+        self._new = _by_layer([d[:, :, :, s.start : e] for d, s, e in zip(data, spans, ends, strict=True)])
+        self._keys = _by_layer([d[:, :1, :, :e] for d, e in zip(data, ends, strict=True)])
+        self._values = _by_layer([d[:, 1:, :, :e] for d, e in zip(data, ends, strict=True)])
+        self._masks = [_mask(span) for span in spans]
+
+    def __call__(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """`q`: [rows, heads, size]; `kv`: [rows, 2, kv_heads, size], written to the buffers. [rows, heads * size]."""
+        rows, heads, size = q.shape
+        new = kv.to(self._dtype).permute(1, 2, 0, 3).split(self._counts, dim=2)
+        torch._foreach_copy_(self._new[layer], new)
+        queries = q.to(self._dtype).split(self._counts)
+        parts = [
+            _attend(*each)
+            for each in zip(queries, self._keys[layer], self._values[layer], self._masks, strict=True)
+        ]
+        return torch.cat(parts).view(rows, heads * size).to(q.dtype)
 
 
-def _one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span) -> torch.Tensor:
+def _by_layer(views: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*(view.unbind(0) for view in views), strict=True))
+
+
+def _mask(span: Span) -> torch.Tensor | None:
+    """What a chunk in the middle may see; none is needed for one token, nor at the beginning (plainly causal)."""
+    if span.count == 1 or span.start == 0:
+        return None
+    return torch.ones(span.count, span.start + span.count, dtype=torch.bool).tril_(span.start)
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     count, heads, size = q.shape
     if count == 1:
         # The query heads that share a key head stand in as queries of one head: one pass over keys and values.
         groups = q.view(1, keys.shape[1], -1, size)
         return scaled_dot_product_attention(groups, keys, values).reshape(1, heads, size)
-    mask = None
-    if span.start:
-        mask = torch.ones(count, keys.shape[2], dtype=torch.bool).tril_(span.start)
     out = scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0), keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-from agents.engine.attention import KV, kv_bytes_per_token
 from agents.engine.base import ChatTurn, GenerateRequest, GenerateResult
 from agents.engine.effort import reply_budget
 from agents.engine.grammar import Constraint
@@ -49,8 +48,8 @@ class EmbeddedEngine:
         self._version = version
         self._threads = threads
         self._runner = Runner(model, sorted(tokenizer.control_ids - {tokenizer.eos_id}))
-        budget = kv_megabytes * 2**20 // kv_bytes_per_token(model.shape)
-        self._scheduler = Scheduler(max_batch, budget, lambda tokens: KV(model.shape, tokens))
+        budget = kv_megabytes * 2**20 // model.kv_bytes_per_token
+        self._scheduler = Scheduler(max_batch, budget, model.new_kv)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._closing = False

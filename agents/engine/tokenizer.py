@@ -52,7 +52,10 @@ class ChatTokenizer:
         self._newline = self.encode("\n")
 
     def encode(self, text: str) -> list[int]:
-        """Plain text to ids; text that looks like a control token is encoded as text."""
+        """Plain text to ids; text that looks like a control token is encoded as text.
+
+        Bytes that the vocabulary has no token for are left out (SmolLM2: characters above U+3FFFF, six control codes).
+        """
         ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
         return ids
 

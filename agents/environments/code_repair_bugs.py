@@ -76,7 +76,6 @@ BUGS = (
     Bug("grid", "neighbours", "wrong_operator", "0 <= y < len(grid) and 0 <= x", "0 < y < len(grid) and 0 <= x"),
     Bug("grid", "neighbours", "swapped_arguments", "y, x = row + down, column + right", "y, x = row + right, column + down"),
     Bug("grid", "rotate", "missing_case", "zip(*grid[::-1], strict=True)", "zip(*grid, strict=True)"),
-    Bug("grid", "column_sums", "missing_case", "    if not grid:\n        return []\n", ""),
     Bug("grid", "column_sums", "off_by_one", "for x in range(len(grid[0]))", "for x in range(len(grid[0]) - 1)"),
     Bug("grid", "regions", "wrong_default", "value: int = 1) -> int:", "value: int = 0) -> int:"),
     Bug("grid", "regions", "wrong_variable", "(y - 1, x), (y + 1, x), (y, x - 1)", "(y - 1, x), (y - 1, x), (y, x - 1)"),

@@ -83,36 +83,116 @@ INPUTS: dict[str, dict[str, Callable[[random.Random], Calls]]] = {
     },
     "textkit": {
         "wrap": _one("wrap", lambda r: [_text(r), r.randint(4, 16)]),
-        "slugify": _one("slugify", lambda r: [r.choice(("", " ", "- ")) + _text(r, 1, 4).replace(" ", r.choice(" -_/")) + r.choice(("", "!", " 2"))]),
-        "truncate": _one("truncate", lambda r: [t := _text(r, 2, 4), len(t) + r.choice((-4, -2, -1, 0, 0, 1)), *r.choice(([], ["~"]))]),
-        "count_words": _one("count_words", lambda r: [_text(r).title() + " " + _text(r, 1, 4), *r.choice(([], [["Red", "to"]], [["stone", "A"]]))]),
+        "slugify": _one(
+            "slugify",
+            lambda r: [
+                r.choice(("", " ", "- "))
+                + _text(r, 1, 4).title().replace(" ", r.choice(" -_/"))
+                + r.choice(("", "!", " 2"))
+            ],
+        ),
+        "truncate": _one(
+            "truncate",
+            lambda r: [t := _text(r, 2, 4), len(t) + r.choice((-4, -2, -1, 0, 0, 1)), *r.choice(([], ["~"]))],
+        ),
+        "count_words": _one(
+            "count_words",
+            lambda r: [_text(r).title() + " " + _text(r, 1, 4), *r.choice(([], [["Red", "to"]], [["stone", "A"]]))],
+        ),
         "initials": _one("initials", lambda r: [_text(r, 1, 4).replace(" ", r.choice((" ", "-", "  ")))]),
-        "indent": _one("indent", lambda r: [[_text(r, 0, 2) for _ in range(r.randint(1, 3))] + [r.choice(("", "  "))], *r.choice(([], [2]))]),
+        "indent": _one(
+            "indent",
+            lambda r: [[_text(r, 0, 2) for _ in range(r.randint(1, 3))] + [r.choice(("", "  "))], *r.choice(([], [2]))],
+        ),
     },
     "inventory": {
         "Inventory": _inventory,
         "reorder": _one("reorder", lambda r: [_counts(r), r.randint(4, 12), r.randint(2, 5)]),
     },
     "schedule": {
-        "to_minutes": _one("to_minutes", lambda r: [f"{r.choice((0, 9, 12, 23, 24)):02d}:{r.choice((0, 5, 30, 59, 60)):02d}"]),
+        "to_minutes": _one(
+            "to_minutes", lambda r: [f"{r.choice((0, 9, 12, 23, 24)):02d}:{r.choice((0, 5, 30, 59, 60)):02d}"]
+        ),
         "to_clock": _one("to_clock", lambda r: [r.choice((0, 59, 60, 725, 1439, 1440, 1500, r.randint(0, 2000)))]),
-        "free_slots": _one("free_slots", lambda r: [[[a, a + r.choice((30, 60, 90))] for a in r.sample(range(480, 1020, 30), r.randint(0, 3))], 480, 1020, r.choice((30, 60, 90, 120))]),
-        "conflicts": _one("conflicts", lambda r: [[[a, a + r.choice((30, 60))] for a in r.choices(range(540, 720, 30), k=r.randint(0, 4))]]),
+        "free_slots": _one(
+            "free_slots",
+            lambda r: [
+                [[a, a + r.choice((30, 60, 90))] for a in r.sample(range(480, 1020, 30), r.randint(0, 3))],
+                480,
+                1020,
+                r.choice((30, 60, 90, 120)),
+            ],
+        ),
+        "conflicts": _one(
+            "conflicts",
+            lambda r: [[[a, a + r.choice((30, 60))] for a in r.choices(range(540, 720, 30), k=r.randint(0, 4))]],
+        ),
         "next_run": _one("next_run", lambda r: [r.randint(0, 120), r.choice((5, 10, 15)), *r.choice(([], [0], [3]))]),
-        "rooms_needed": _one("rooms_needed", lambda r: [[[a, a + r.choice((30, 60))] for a in r.choices(range(540, 720, 30), k=r.randint(0, 5))]]),
+        "rooms_needed": _one(
+            "rooms_needed",
+            lambda r: [[[a, a + r.choice((30, 60))] for a in r.choices(range(540, 720, 30), k=r.randint(0, 5))]],
+        ),
     },
     "ledger": {
         "Ledger": _ledger,
         "split_bill": _one("split_bill", lambda r: [r.randint(1, 100), r.randint(1, 6)]),
         "add_fee": _one("add_fee", lambda r: [r.randint(0, 9000), r.randint(0, 5), *r.choice(([], [30]))]),
-        "collect_tags": lambda r: [("collect_tags", [[r.choice(("#new", "sent #paid", "#new #late", "none")) for _ in range(r.randint(0, 3))], *r.choice(([], [], [["#old"]]))]) for _ in range(2)],
+        "collect_tags": lambda r: [
+            (
+                "collect_tags",
+                [
+                    [r.choice(("#new", "sent #paid", "#new #late", "none")) for _ in range(r.randint(0, 3))],
+                    *r.choice(([], [], [["#old"]])),
+                ],
+            )
+            for _ in range(2)
+        ],
     },
     "parsing": {
-        "parse_duration": _one("parse_duration", lambda r: [r.choice(("", "5", "1h", "2h15m", "3m20s", "1d2h", "h5", f"{r.randint(1, 90)}m", f"{r.randint(1, 9)}h{r.randint(1, 59)}s"))]),
-        "parse_pairs": _one("parse_pairs", lambda r: [r.choice((";", "; ")).join(r.choice(("a=1", "b=x=y", "flag", "c = 3", f"k={r.randint(1, 99)}")) for _ in range(r.randint(0, 4)))]),
-        "parse_ranges": _one("parse_ranges", lambda r: [r.choice((",", ", ")).join(r.choice((str(r.randint(1, 9)), f"{(a := r.randint(1, 9))}-{a + r.randint(0, 3)}")) for _ in range(r.randint(0, 3)))]),
-        "split_fields": _one("split_fields", lambda r: [",".join(r.choice(("a", "bc", '"x,y"', '"q"', "")) for _ in range(r.randint(1, 4)))]),
-        "balanced": lambda r: [("balanced", ["".join(r.choice("()[]x") for _ in range(r.randint(0, 4)))]) for _ in range(3)] + [("balanced", [r.choice(("([])", "([)]", "(", "]", "()[]", "(()"))])],
+        "parse_duration": _one(
+            "parse_duration",
+            lambda r: [
+                r.choice(
+                    (
+                        "",
+                        str(r.randint(1, 99)),
+                        f"2h{r.randint(1, 9)}",
+                        "1h",
+                        "2h15m",
+                        "3m20s",
+                        "1d2h",
+                        "h5",
+                        f"{r.randint(1, 90)}m",
+                        f"{r.randint(1, 9)}h{r.randint(1, 59)}s",
+                    )
+                )
+            ],
+        ),
+        "parse_pairs": _one(
+            "parse_pairs",
+            lambda r: [
+                r.choice((";", "; ")).join(
+                    r.choice(("a=1", "b=x=y", "flag", "c = 3", f"k={r.randint(1, 99)}")) for _ in range(r.randint(0, 4))
+                )
+            ],
+        ),
+        "parse_ranges": _one(
+            "parse_ranges",
+            lambda r: [
+                r.choice((",", ", ")).join(
+                    r.choice((str(r.randint(1, 9)), f"{(a := r.randint(1, 9))}-{a + r.randint(0, 3)}"))
+                    for _ in range(r.randint(0, 3))
+                )
+            ],
+        ),
+        "split_fields": _one(
+            "split_fields",
+            lambda r: [",".join(r.choice(("a", "bc", '"x,y"', '"q"', "")) for _ in range(r.randint(1, 4)))],
+        ),
+        "balanced": lambda r: (
+            [("balanced", ["".join(r.choice("()[]x") for _ in range(r.randint(0, 4)))]) for _ in range(3)]
+            + [("balanced", [r.choice(("([])", "([)]", "(", "]", "()[]", "(()"))])]
+        ),
     },
     "grid": {
         "neighbours": _one("neighbours", _cell),
@@ -123,7 +203,7 @@ INPUTS: dict[str, dict[str, Callable[[random.Random], Calls]]] = {
         "diagonal": _one("diagonal", lambda r: [_grid(r), *r.choice(([], [1]))]),
     },
     "paging": {
-        "page_count": _one("page_count", lambda r: [r.randint(0, 30), r.choice((5, 10))]),
+        "page_count": _one("page_count", lambda r: [max(0, r.randint(-6, 30)), r.randint(3, 12)]),
         "page": _one("page", lambda r: [_numbers(r, 25), r.randint(0, 3), *r.choice(([], [4], [5]))]),
         "window": _one("window", lambda r: [c := r.randint(1, 9), c + r.randint(0, 4), *r.choice(([], [1], [3]))]),
         "batches": _one("batches", lambda r: [_numbers(r), r.randint(1, 4)]),
@@ -135,9 +215,16 @@ INPUTS: dict[str, dict[str, Callable[[random.Random], Calls]]] = {
         "parse": _one("parse", lambda r: [r.choice(("", "v")) + _version(r) + r.choice(("", "", ".4"))]),
         "compare": lambda r: [("compare", [_version(r), _version(r)]) for _ in range(2)],
         "bump": _one("bump", lambda r: [_version(r), *r.choice(([], ["major"], ["minor"]))]),
-        "latest": _one("latest", lambda r: [[_version(r) for _ in range(r.randint(0, 4))], *r.choice(([], [1], [2], [0]))]),
-        "compatible": lambda r: [("compatible", [_version(r), _version(r)]) for _ in range(3)] + [("compatible", ["1.2", "1.2.0"])],
-        "outdated": _one("outdated", lambda r: [{n: _version(r) for n in r.sample(_NAMES, 3)}, {n: _version(r) for n in r.sample(_NAMES, 4)}]),
+        "latest": _one(
+            "latest", lambda r: [[_version(r) for _ in range(r.randint(0, 4))], *r.choice(([], [1], [2], [0]))]
+        ),
+        "compatible": lambda r: (
+            [("compatible", [_version(r), _version(r)]) for _ in range(3)] + [("compatible", ["1.2", "1.2.0"])]
+        ),
+        "outdated": _one(
+            "outdated",
+            lambda r: [{n: _version(r) for n in r.sample(_NAMES, 3)}, {n: _version(r) for n in r.sample(_NAMES, 4)}],
+        ),
     },
     "workqueue": {
         "WorkQueue": _queue,

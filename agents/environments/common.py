@@ -13,7 +13,7 @@ from agents.environments.leaks import visible_answers
 from schemas.errors import ConfigError
 from schemas.ids import content_id, derive_seed
 from schemas.pattern import UsagePattern
-from agents.environments.steering import LengthClass, length_class, slip_rate
+from schemas.pattern_views import LengthClass, length_class, slip_rate
 from schemas.task import Action, BlueprintStep, Budget, FileSpec, Task, Verification
 
 Phase = Literal["explore", "work", "check", "submit"]
@@ -23,6 +23,7 @@ _BUDGETS: dict[LengthClass, Budget] = {
     "long": Budget(turns=18, output_tokens=8192, command_s=15.0, episode_s=480.0),
 }
 _ATTEMPTS = 40
+_HIGHEST_SLIP_RATE = 0.35
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,10 @@ def submit(answer: str) -> Action:
     return _action("submit", answer=answer)
 
 
-def verification(main: str, parameters: object, fail_to_pass: list[str], pass_to_pass: list[str]) -> Verification:
+def verification(main: Literal["files", "code"], parameters: object, fail_to_pass: list[str], pass_to_pass: list[str]) -> Verification:
     """A verification that runs `verifiers/<main>.py` with its parameters beside it."""
-    scripts = {"verify.py": f"{main}.py", "workfiles.py": "workfiles.py"}
-    if main == "code":
-        scripts["probe.py"] = "probe.py"
+    beside = {"files": "workfiles.py", "code": "probe.py"}[main]
+    scripts = {"verify.py": f"{main}.py", beside: beside}
     root = files("agents.environments.verifiers")
     specs = [FileSpec(path=path, content=(root / name).read_text(encoding="utf-8")) for path, name in scripts.items()]
     text = json.dumps(parameters, ensure_ascii=False, sort_keys=True)
@@ -151,6 +151,6 @@ def _task(
         blueprint=draft.steps,
         answer=draft.answer,
         budget=_budget(pattern, len(draft.steps)),
-        slip_rate=slip_rate(pattern),
+        slip_rate=min(_HIGHEST_SLIP_RATE, slip_rate(pattern)),
     )
     return task.model_copy(update={"task_id": content_id("task", task.model_dump(exclude={"task_id", "split"}))})

@@ -6,12 +6,12 @@
 import random
 
 from agents.environments.common import Draft, Script, bash, build_task, read_file, submit, verification, write_file
-from agents.environments.steering import length_class
 from agents.environments.table_kinds import KINDS, Result
 from agents.environments.tables import Cell, Table, dim_table, encode, main_table, unchanged
 from agents.environments.themes import Theme, themes_for
 from prompts import render
 from schemas.pattern import UsagePattern
+from schemas.pattern_views import length_class
 from schemas.task import FileSpec, Task, Verification
 
 FAMILY = "table_work"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from agents.environments.steering import LengthClass
 from agents.environments.themes import Theme
+from schemas.pattern_views import LengthClass
 from schemas.task import FileSpec
 
 Cell = str | int | float | None

@@ -49,7 +49,11 @@ def read_points(output: bytes, nonce: str, names: list[str]) -> dict[str, bool]:
     if not isinstance(report, dict) or set(report) != {"nonce", "points"} or report["nonce"] != nonce:
         return nothing
     points = report["points"]
-    if not isinstance(points, dict) or set(points) != set(names) or not all(isinstance(v, bool) for v in points.values()):
+    if (
+        not isinstance(points, dict)
+        or set(points) != set(names)
+        or not all(isinstance(v, bool) for v in points.values())
+    ):
         return nothing
     return {name: points[name] for name in names}
 

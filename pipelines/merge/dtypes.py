@@ -39,9 +39,9 @@ FLOATS: dict[str, FloatType] = {
 def widen(raw: npt.NDArray[np.uint8], dtype: str, out: Floats) -> None:
     """Stored bytes as float32 into `out`, exactly. `out` may hold anything."""
     if dtype == "BF16":
-        halves = out.view(np.uint16)
-        halves[0::2] = 0
-        halves[1::2] = raw.view(np.uint16)  # little endian: the upper half comes second
+        bits = out.view(np.uint32)
+        bits[:] = raw.view(np.uint16)
+        np.left_shift(bits, 16, out=bits)
     else:
         out[:] = raw.view(FLOATS[dtype].storage)
 
@@ -55,7 +55,8 @@ def narrow(values: Floats, dtype: str, out: npt.NDArray[np.uint8], scratch: npt.
         np.bitwise_and(scratch, 1, out=scratch)
         np.add(scratch, 0x7FFF, out=scratch)
         np.add(scratch, bits, out=scratch)
-        out.view(np.uint16)[:] = scratch.view(np.uint16)[1::2]
+        np.right_shift(scratch, 16, out=scratch)
+        out.view(np.uint16)[:] = scratch
     else:
         out.view(FLOATS[dtype].storage)[:] = values
 

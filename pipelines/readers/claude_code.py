@@ -10,19 +10,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from pipelines.readers.common import (
-    BadRecord,
-    Draft,
-    Turn,
-    call_of,
-    conversation,
-    count,
-    dumps,
-    mapping,
-    problem_of,
-    sequence,
-    word,
-)
+from pipelines.readers.common import BadRecord, Draft, call_of, count, dumps, mapping, problem_of, sequence, word
+from pipelines.readers.pairing import Turn, conversation
 from pipelines.readers.values import Problem, Value
 from schemas.session import ToolSpec
 
@@ -62,7 +51,7 @@ def matches(value: Any) -> bool:
         return False
     if line["type"] in _OWN_KINDS:
         return any(key in line for key in _OWN_FIELDS)
-    spoken = isinstance(line.get("message"), dict) and "role" in line["message"]
+    spoken = isinstance(line.get("message"), dict) and "content" in line["message"]
     return (spoken and line["type"] in ("user", "assistant")) or (
         line["type"] == "system" and any(key in line for key in ("sessionId", "session_id"))
     )

@@ -15,20 +15,24 @@ def input_files(root: Path) -> list[Path]:
 
     Left out: hidden files and folders, README, LICENSE and NOTICE files, links (what they name is read in its own
     place, or lies outside) and what is no regular file. Everything else is returned: a file that no reader knows
-    becomes a reject, not silence.
+    becomes a reject, not silence. InputError for a root that is not there and for a folder that cannot be listed.
     """
     if not root.exists():
         raise InputError(f"{root}: no such file or folder")
     if root.is_file():
         return [root]
     found = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(folder) / name
             if not (name.startswith(".") or Path(name.lower()).stem in _DOCUMENTS) and _is_regular(path):
                 found.append(path)
     return sorted(found, key=lambda path: path.relative_to(root).parts)
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(f"{error.filename}: the folder cannot be listed") from error
 
 
 def _is_regular(path: Path) -> bool:

@@ -9,23 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from pipelines.readers.common import (
-    ROLES,
-    BadRecord,
-    Draft,
-    Turn,
-    call_of,
-    conversation,
-    dumps,
-    each,
-    mapping,
-    number,
-    problem_of,
-    results_after_calls,
-    sequence,
-    tool_specs,
-    word,
-)
+from pipelines.readers.common import BadRecord, Draft, call_of, dumps, each, mapping, number, problem_of, role_of, sequence, tool_specs, word
+from pipelines.readers.pairing import Turn, conversation, results_after_calls
 from pipelines.readers.values import Problem, Value
 from schemas.session import ToolCall
 
@@ -45,7 +30,11 @@ def matches(value: Any) -> bool:
 
 def is_message(value: Any) -> bool:
     """Whether `value` is a chat message: a role, and content or calls."""
-    return isinstance(value, dict) and value.get("role") in ROLES and ("content" in value or "tool_calls" in value)
+    return (
+        isinstance(value, dict)
+        and role_of(value.get("role")) is not None
+        and ("content" in value or "tool_calls" in value)
+    )
 
 
 def read(values: Iterator[Value]) -> Iterator[Draft | Problem]:
@@ -102,8 +91,9 @@ def turns(messages: list[Any]) -> Iterator[Turn]:
 
 def turn_of(message: Any, field: str) -> Turn:
     """One chat message as a turn."""
-    message = mapping(message)
-    role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
+    if not isinstance(message, dict):
+        raise BadRecord("unexpected_shape", "A message is not an object.", field)
+    role = role_of(message.get("role"))
     if role is None:
         raise BadRecord("unknown_role", "A message has no role that is known.", f"{field}.role")
     raw = sequence(message.get("tool_calls"))

@@ -4,21 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from pipelines.readers.common import (
-    ROLES,
-    BadRecord,
-    Draft,
-    Turn,
-    call_of,
-    conversation,
-    count,
-    each,
-    mapping,
-    number,
-    sequence,
-    tool_specs,
-    word,
-)
+from pipelines.readers.common import BadRecord, Draft, call_of, count, each, mapping, number, role_of, sequence, tool_specs, word
+from pipelines.readers.pairing import Turn, conversation
 from pipelines.readers.values import Problem, Value
 
 NAME = "openai_responses"
@@ -120,7 +107,7 @@ def _turn(item: dict[str, Any], field: str) -> Turn | None:
         return (
             Turn("assistant", calls=[call_of({"name": name, "arguments": item.get("action")}, field)]) if name else None
         )
-    role = ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
+    role = role_of(item.get("role"))
     if role is None:
         raise BadRecord("unknown_role", "A message has no role that is known.", f"{field}.role")
     return Turn(role, item.get("content"))

@@ -10,24 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.readers.common import (
-    ROLES,
-    BadRecord,
-    Draft,
-    Turn,
-    call_of,
-    conversation,
-    count,
-    dumps,
-    loads,
-    mapping,
-    problem_of,
-    sequence,
-    text_of,
-    timestamp,
-    tool_specs,
-    word,
-)
+from pipelines.readers.common import ROLES, BadRecord, Draft, call_of, count, dumps, loads, mapping, problem_of, role_of, sequence, text_of, timestamp, tool_specs, word
+from pipelines.readers.pairing import Turn, conversation
 from pipelines.readers.values import Problem, Value
 from schemas.session import ToolSpec
 
@@ -38,6 +22,9 @@ _METRICS = ("resourceMetrics", "resource_metrics", "resourceLogs", "resource_log
 _INPUT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 _OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.model.id")
+_CALL_PARTS = ("tool_call", "tool-call", "tool_use")
+_RESULT_PARTS = ("tool_call_response", "tool-result", "tool_result")
+_THOUGHT_PARTS = ("reasoning", "thinking")
 _TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools")
 
 
@@ -332,21 +319,19 @@ def _from_events(span: _Span, start: str, end: str) -> list[dict[str, Any]]:
 def _turn(raw: Any, default: str) -> Iterator[Turn]:
     """Turns of one message: a message of results has one for each."""
     message = mapping(raw)
-    role = message.get("role")
-    role = ROLES.get(role if isinstance(role, str) else default, ROLES[default])
+    role = role_of(message.get("role")) or ROLES[default]
     content = next((message[k] for k in ("content", "parts", "contents") if message.get(k) is not None), None)
     parts = [_part(part) for part in sequence(content)]
     raw_calls = [mapping(call).get("tool_call", call) for call in sequence(message.get("tool_calls"))]
-    raw_calls += [part for part in parts if part.get("type") in ("tool_call", "tool-call", "tool_use")]
+    raw_calls += [part for part in parts if part.get("type") in _CALL_PARTS]
     calls = [call_of(call, "tool_calls") for call in raw_calls if isinstance(call, dict)]
-    results = [part for part in parts if str(part.get("type")) in ("tool_call_response", "tool-result", "tool_result")]
+    results = [part for part in parts if part.get("type") in _RESULT_PARTS]
     for part in results:
         output = next((part[k] for k in ("response", "result", "output", "content") if part.get(k) is not None), None)
         call_id = next((word(part[k]) for k in ("id", "toolCallId", "tool_use_id") if part.get(k)), None)
         yield Turn("tool", output, answers=call_id, name=part.get("name") or part.get("toolName"))
-    left = [part for part in parts if part not in results and part not in raw_calls]
-    thoughts = [part for part in left if part.get("type") in ("reasoning", "thinking")]
-    texts = [part for part in left if part not in thoughts]
+    thoughts = [part for part in parts if part.get("type") in _THOUGHT_PARTS]
+    texts = [p for p in parts if p.get("type") not in (*_CALL_PARTS, *_RESULT_PARTS, *_THOUGHT_PARTS)]
     if role == "tool" and not results:
         yield Turn("tool", content, answers=word(message.get("tool_call_id") or message.get("id")))
     elif not results or texts or calls:

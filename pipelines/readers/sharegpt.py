@@ -3,20 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.readers.common import (
-    ROLES,
-    BadRecord,
-    Draft,
-    Turn,
-    call_of,
-    conversation,
-    each,
-    loads,
-    mapping,
-    sequence,
-    tool_specs,
-    word,
-)
+from pipelines.readers.common import BadRecord, Draft, call_of, each, loads, mapping, role_of, sequence, tool_specs, word
+from pipelines.readers.pairing import Turn, conversation
 from pipelines.readers.values import Problem, Value
 
 NAME = "sharegpt"
@@ -67,14 +55,15 @@ def _from_turn(message: Any, field: str) -> Turn:
         return Turn("assistant", calls=_calls(value, f"{field}.value"))
     if sender in _RESULTS:
         return Turn("tool", value)
-    if not isinstance(sender, str) or sender not in ROLES:
+    role = role_of(sender)
+    if role is None:
         raise BadRecord("unknown_role", "A message has no sender that is known.", f"{field}.from")
-    return Turn(ROLES[sender], value)
+    return Turn(role, value)
 
 
 def _typed_turn(message: Any, field: str) -> Turn:
     message = mapping(message)
-    role = ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
+    role = role_of(message.get("role"))
     if role is None:
         raise BadRecord("unknown_role", "A message has no role that is known.", f"{field}.role")
     content = message.get("content")

@@ -8,19 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.readers.common import (
-    BadRecord,
-    Draft,
-    Turn,
-    conversation,
-    count,
-    dumps,
-    each,
-    mapping,
-    results_after_calls,
-    sequence,
-    word,
-)
+from pipelines.readers.common import BadRecord, Draft, count, dumps, each, mapping, sequence, word
+from pipelines.readers.pairing import Turn, conversation, results_after_calls
 from pipelines.readers.openai_chat import turn_of
 from pipelines.readers.values import Problem, Value
 from schemas.session import ToolCall

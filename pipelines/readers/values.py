@@ -32,6 +32,7 @@ _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _OPENING = re.compile(rb'\{\s*"[^"\\]{0,200}"\s*:|\[')
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]"]', re.DOTALL)
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f]")
 _SCALAR_END = re.compile(rb"[,\]\s]")
 # NaN and infinities are no JSON; they are how Python writes a number that is not there, so they are read as null.
 _DECODER = JSONDecoder(strict=False, parse_constant=lambda _: None)
@@ -131,10 +132,16 @@ def _partial(body: bytes) -> Any:
     value = _loads(body)
     if value is not None:
         return value
+    text = body.decode("utf-8", "replace")
+    value, _, reason = _decode(text, 0)
+    if reason is None:
+        return value
     builder = ijson.ObjectBuilder()
     builder.value = None
     try:
-        for event, item in ijson.basic_parse(io.BytesIO(body), buf_size=4096, use_float=True):
+        # Small steps: what stands before damage in the step that meets it is lost.
+        source = io.BytesIO(_CONTROL.sub(" ", text).encode())
+        for event, item in ijson.basic_parse(source, buf_size=512, use_float=True):
             builder.event(event, item)
     except (ijson.JSONError, ValueError):
         pass
@@ -172,13 +179,14 @@ def _recover(record: bytes, line: int, start: int) -> Iterator[Value | Problem]:
     """
     text = record.decode("utf-8", "replace")
     mark = _opening(record).decode("utf-8", "replace")
-    index = 1 if text.startswith("\ufeff") else 0
-    damaged, resyncs = False, 0
+    index, offset = 1 if text.startswith("\ufeff") else 0, start
+    damaged, resyncs, done = False, 0, 0
     while (index := _skip_space(text, index)) < len(text):
-        offset = start + len(text[:index].encode("utf-8", "replace"))
+        offset, done = offset + len(text[done:index].encode("utf-8", "replace")), index
         value, end, reason = _decode(text, index)
-        # Behind damage, only a value that reaches the end of the line is a record and not a piece of one.
-        if reason is None and not (damaged and text[end:].strip()):
+        rest = _skip_space(text, end) < len(text)
+        # Next to others, only an object is a record; behind damage, only one that reaches the end of the line is.
+        if reason is None and (not rest or (isinstance(value, dict | list) and not damaged)):
             yield Value(value, f"line {line}" if index <= 1 else f"byte {offset}", line, offset)
             index = end
             continue

@@ -7,7 +7,7 @@ part number and written sorted, so that neither the number of workers nor their 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
@@ -23,7 +23,8 @@ from schemas.session import Reject
 from schemas.tables import TABLES
 
 Row = tuple[str, bytes]
-ROWS, REJECTS = "rows", "rejects"
+ROWS: Final = "rows"
+REJECTS: Final = "rejects"
 Refused: TypeAlias = TaggedOutput[Literal["rejects"], bytes]
 
 _REFUSED = {
@@ -56,9 +57,22 @@ def run_pipeline(build: Callable[[beam.Pipeline], None], workers: int, options: 
         build(pipeline)
         pipeline.run().wait_until_finish()
     except TrajmillError as error:
-        raise _original(error) from None
+        raise next(e for e in reversed(_chain(error)) if isinstance(e, TrajmillError)) from None
+    except RuntimeError as error:
+        # Beam makes a RuntimeError of the Ctrl-C that came while a step ran in the main thread.
+        if any(isinstance(e, KeyboardInterrupt) for e in _chain(error)):
+            raise KeyboardInterrupt from None
+        raise
     finally:
         log.setLevel(level)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and those it was raised from, the first one last; Beam re-raises an error once for each step."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    return chain
 
 
 def _pipeline(runner: Any, options: PipelineOptions) -> beam.Pipeline:
@@ -68,25 +82,15 @@ def _pipeline(runner: Any, options: PipelineOptions) -> beam.Pipeline:
         raise ConfigError(f"--beam: {error}") from error
 
 
-def _original(error: TrajmillError) -> TrajmillError:
-    """The error as the stage raised it; Beam re-raises it with the step's name in its text."""
-    inner: BaseException | None = error
-    found = error
-    while inner is not None:
-        if isinstance(inner, TrajmillError):
-            found = inner
-        inner = inner.__cause__ or inner.__context__
-    return found
-
-
 def to_row(record: Record, key: str) -> Row:
     """A record as what is shuffled: its key and its JSON."""
     return getattr(record, key), record.model_dump_json().encode()
 
 
-def refused(reject: Reject) -> Refused:
-    """A reject beside a step's rows: what it yields under the tag REJECTS."""
-    tagged: Refused = TaggedOutput(REJECTS, reject.model_dump_json().encode())
+def refused(reject: Reject | bytes) -> Refused:
+    """What a step yields beside its rows, under the tag REJECTS."""
+    data = reject if isinstance(reject, bytes) else reject.model_dump_json().encode()
+    tagged: Refused = TaggedOutput(REJECTS, data)
     return tagged
 
 
@@ -106,7 +110,7 @@ class WriteTable(beam.PTransform):
             pcoll
             | beam.Map(_by_part, parts=self.parts)
             | beam.GroupByKey()
-            | beam.MapTuple(_write_part, folder=self.folder, name=self.name, parts=self.parts)
+            | beam.Map(_write_part, folder=self.folder, name=self.name, parts=self.parts)
         )
         return written
 
@@ -115,7 +119,8 @@ def _by_part(row: Row, parts: int) -> tuple[int, Row]:
     return shard_of(row[0], parts), row
 
 
-def _write_part(part: int, rows: Iterable[Row], folder: str, name: str, parts: int) -> str:
+def _write_part(group: tuple[int, Iterable[Row]], folder: str, name: str, parts: int) -> str:
+    part, rows = group
     record = TABLES[name].record
     records = [record.model_validate_json(value) for _, value in rows]
     return str(store.write_part(Path(folder), name, part, parts, records))
@@ -138,7 +143,7 @@ class WriteRejects(beam.PTransform):
             (pcoll | beam.Map(_unkeyed), start)
             | beam.Flatten()
             | beam.GroupByKey()
-            | beam.MapTuple(_write_rejects, path=self.path)
+            | beam.Map(_write_rejects, path=self.path)
         )
         return written
 
@@ -147,8 +152,8 @@ def _unkeyed(value: bytes) -> tuple[str, bytes]:
     return "", value
 
 
-def _write_rejects(_: str, values: Iterable[bytes], path: str) -> str:
-    write_rejects(Path(path), (Reject.model_validate_json(v) for v in values if v))
+def _write_rejects(group: tuple[str, Iterable[bytes]], path: str) -> str:
+    write_rejects(Path(path), (Reject.model_validate_json(value) for value in group[1] if value))
     return path
 
 

@@ -29,13 +29,13 @@ def run_shards(run: RunFolder, config: RunConfig, progress: Progress, beam_optio
             pipeline
             | beam.Create(parts)
             | "spread parts" >> beam.Reshuffle()
-            | beam.FlatMapTuple(_write_rows, folder=folder, of=len(parts), model=model, counter=counter)
+            | beam.FlatMap(_write_rows, folder=folder, of=len(parts), model=model, counter=counter)
             | "all rows" >> beam.GroupByKey()
-            | beam.FlatMapTuple(_plan, folder=folder, settings=config.shards)
+            | beam.FlatMap(_plan, folder=folder, settings=config.shards)
             | "spread shards" >> beam.Reshuffle()
             | beam.Map(_write_shard, folder=folder, counter=counter)
             | "all shards" >> beam.GroupByKey()
-            | beam.MapTuple(_finish, run=str(run.path), folder=folder, facts=facts)
+            | beam.Map(_finish, run=str(run.path), folder=folder, facts=facts)
         )
 
     with (
@@ -46,15 +46,16 @@ def run_shards(run: RunFolder, config: RunConfig, progress: Progress, beam_optio
 
 
 def _write_rows(
-    index: int, part: str, folder: str, of: int, model: str, counter: str
+    part: tuple[int, str], folder: str, of: int, model: str, counter: str
 ) -> Iterator[tuple[shards.Config, int]]:
-    shards.write_rows(Path(part), Path(folder), index, of, load_tokenizer(model))
+    index, path = part
+    shards.write_rows(Path(path), Path(folder), index, of, load_tokenizer(model))
     tick(counter)
     yield from ((config, index) for config in shards.CONFIGS)
 
 
-def _plan(config: shards.Config, _: Iterable[int], folder: str, settings: ShardSettings) -> Iterator[bytes]:
-    for shard in shards.plan_shards(Path(folder), config, settings):
+def _plan(group: tuple[shards.Config, Iterable[int]], folder: str, settings: ShardSettings) -> Iterator[bytes]:
+    for shard in shards.plan_shards(Path(folder), group[0], settings):
         yield orjson.dumps(asdict(shard))
 
 
@@ -66,7 +67,7 @@ def _write_shard(data: bytes, folder: str, counter: str) -> tuple[str, bytes]:
     return "", orjson.dumps(asdict(written))
 
 
-def _finish(_: str, files: Iterable[bytes], run: str, folder: str, facts: shards.ShardFacts) -> str:
-    written = [shards.ShardFile(**orjson.loads(data)) for data in files]
+def _finish(group: tuple[str, Iterable[bytes]], run: str, folder: str, facts: shards.ShardFacts) -> str:
+    written = [shards.ShardFile(**orjson.loads(data)) for data in group[1]]
     shards.finish(Path(run), Path(folder), written, facts)
     return folder

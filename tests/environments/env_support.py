@@ -47,7 +47,7 @@ class LocalSandbox:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT if merge_stderr else asyncio.subprocess.PIPE,
             start_new_session=True,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(self.root / "work")},
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(self.root / "work")},
         )
         try:
             out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s or 30)

@@ -19,14 +19,16 @@ from schemas.recipe import MergeRecipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import sys, resource
+import sys
 from pathlib import Path
 from pipelines.merge.run import merge
 from schemas.recipe import MergeRecipe
 method, a, b, out = sys.argv[1:]
 print("ready", flush=True)
 merge(MergeRecipe(method=method, models=[a, b]), Path(out))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+# Not ru_maxrss: a child inherits its parent's peak there.
+status = Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in status if line.startswith("VmHWM")), flush=True)
 assert "torch" not in sys.modules
 """
 

@@ -38,7 +38,7 @@ def test_killed_at_any_moment_a_table_is_whole(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)])}
     reported = 0
-    for _ in range(8):
+    for _ in range(6):
         command = [sys.executable, "-c", script, str(run), str(reported + 1)]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None

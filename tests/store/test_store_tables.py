@@ -141,6 +141,12 @@ def test_a_failed_rewrite_leaves_the_old_table(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rejects"]
 
 
+def test_a_private_table_stays_private(tmp_path: Path) -> None:
+    (tmp_path / "rejects").mkdir(mode=0o700)
+    store.write_table(tmp_path, "rejects", rejects(5), parts=1)
+    assert (tmp_path / "rejects").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("state", ["new", "new+final", "old+final", "new+old", "old", "new+old+final"])
 def test_repair_completes_every_state_of_a_swap(tmp_path: Path, state: str) -> None:
     paths = {"new": ".t.new", "old": ".t.old", "final": "t"}

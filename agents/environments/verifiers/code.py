@@ -1,10 +1,11 @@
 """Verifies repaired code by calling it with hidden inputs. Runs inside the sandbox.
 
-`params.json` is {"module": ..., "points": {name: {"calls": [...], "expected": [...]}}}. The agent's code runs in a child
-process per point that knows the calls but not the results: exiting early, printing, patching this module or the tests
-gains nothing. The parameters are removed before the first child starts, and this process is not dumpable, so that a
-child of the same user can read neither the file nor the memory. What remains possible: code that returns the right
-values for these very inputs without being right in general.
+`params.json` is {"module": ..., "points": {name: {"calls": [...], "digest": ...}}}. The agent's code runs in a child
+process per point that is told the calls but not the results: exiting early, printing, patching this module or the tests
+gains nothing. A child can read this folder, so it holds no result either, only a slow digest over all results of a
+point. This process is not dumpable, so a child of the same user can read neither its memory nor its descriptors, and so
+cannot learn the nonce and forge the report; killing this process leaves no report. What remains possible: code that is
+right for these very inputs alone, and guessing all results of a point at some hundred guesses in the time given.
 """
 
 import ctypes
@@ -17,6 +18,9 @@ import sys
 import time
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, FOLDER)
+from probe import digest  # noqa: E402
+
 POINT_S = 4.0
 ALL_S = 16.0
 MAX_REPORT = 1 << 18
@@ -24,14 +28,9 @@ PR_SET_DUMPABLE = 4
 
 
 def _seal():
-    """Take the parameters out of the children's reach and return them."""
-    path = os.path.join(FOLDER, "params.json")
-    with open(path, encoding="utf-8") as handle:
-        parameters = json.load(handle)
-    os.unlink(path)
+    """Take memory and descriptors of this process out of the children's reach."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-    return parameters
 
 
 def _drain(pipe, deadline):
@@ -73,25 +72,25 @@ def _report(module, calls, deadline):
         child.stdout.close()
 
 
-def _same(report, expected):
+def _same(report, wanted):
     try:
-        results = json.loads(report)
-        # By text, so that true is not 1 and 2.0 is not 2.
-        return json.dumps(results, sort_keys=True) == json.dumps(expected, sort_keys=True)
+        return digest(json.loads(report)) == wanted
     except (ValueError, RecursionError, MemoryError):
         return False
 
 
 def main():
     """Print the points as the last line."""
+    _seal()
     nonce = sys.stdin.read(256).strip()
-    parameters = _seal()
+    with open(os.path.join(FOLDER, "params.json"), encoding="utf-8") as handle:
+        parameters = json.load(handle)
     end = time.monotonic() + ALL_S
     points = {}
     for name, point in parameters["points"].items():
         deadline = min(end, time.monotonic() + POINT_S)
         in_time = deadline > time.monotonic()
-        points[name] = in_time and _same(_report(parameters["module"], point["calls"], deadline), point["expected"])
+        points[name] = in_time and _same(_report(parameters["module"], point["calls"], deadline), point["digest"])
     print(json.dumps({"nonce": nonce, "points": points}))
 
 

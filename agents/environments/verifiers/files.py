@@ -12,7 +12,7 @@ import sqlite3
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import workfiles  # noqa: E402
+import workfiles
 
 BAD_INPUT = (
     OSError,

@@ -1,14 +1,17 @@
 """Runs calls against a module and tells what came out. The right results are not known here.
 
-The build imports `run_calls` to compute them; in the sandbox this file is the child of `verify.py` that imports the
+The build imports `run_calls` and `digest` for them; in the sandbox this file is the child of `verify.py` that imports the
 agent's code. Whatever that code does to this process, it can only change what is reported, and a report passes only by
 giving the right values.
 """
 
+import hashlib
 import importlib
 import json
 import os
 import sys
+
+ROUNDS = 20_000
 
 
 def _plain(value, depth=6):
@@ -37,6 +40,12 @@ def run_calls(module, calls):
             subject, value = value, None
         results.append(_plain(value))
     return results
+
+
+def digest(results):
+    """A slow digest of results, by their text, so that true is not 1 and 2.0 is not 2."""
+    text = json.dumps(results, sort_keys=True).encode()
+    return hashlib.pbkdf2_hmac("sha256", text, b"results", ROUNDS).hex()
 
 
 def main():

@@ -16,6 +16,8 @@ ROOT = Path("/sys/fs/cgroup")
 OWN_PROCESSES = 16
 """PID 1 and the supervisors of commands count too."""
 CONTROLLERS = ("memory", "pids")
+OPTIONAL = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
+"""Absent on kernels that do not account for swap."""
 
 _numbers = itertools.count()
 
@@ -64,18 +66,18 @@ def create(where: Cgroups, limits: Limits) -> list[Path]:
     memory = (limits.memory_mb + sum(disk_sizes(limits).values())) * MIB
     pids = limits.processes + OWN_PROCESSES
     if where.version == 1:
-        settings = [("memory.limit_in_bytes", memory), ("pids.max", pids)]
-        groups = [(parent / name, [setting]) for parent, setting in zip(where.parents, settings, strict=True)]
+        swap = [("memory.memsw.limit_in_bytes", memory)]  # of memory and swap together
+        settings = [[("memory.limit_in_bytes", memory), *swap], [("pids.max", pids)]]
     else:
-        settings = [("memory.max", memory), ("memory.swap.max", 0), ("pids.max", pids)]
-        groups = [(where.parents[0] / name, settings)]
+        settings = [[("memory.max", memory), ("memory.swap.max", 0), ("pids.max", pids)]]
+    groups = [(parent / name, values) for parent, values in zip(where.parents, settings, strict=True)]
     made: list[Path] = []
     try:
         for group, values in groups:
             group.mkdir()
             made.append(group)
             for key, value in values:
-                if key != "memory.swap.max" or (group / key).exists():
+                if key not in OPTIONAL or (group / key).exists():
                     (group / key).write_text(str(value))
     except OSError:
         remove(made)

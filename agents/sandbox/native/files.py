@@ -52,12 +52,13 @@ def read_below(folder: int, path: str, limit: int) -> bytes | None:
         descriptor = open_below(folder, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError):
         return None
+    st = os.fstat(descriptor)
+    if not stat.S_ISREG(st.st_mode) or st.st_size > limit:
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as stream:
-        st = os.fstat(descriptor)
-        if not stat.S_ISREG(st.st_mode) or st.st_size > limit:
-            return None
         data = stream.read(limit + 1)
-        return data if len(data) <= limit else None
+    return data if len(data) <= limit else None
 
 
 def write_below(folder: int, path: str, data: bytes, *, owner: int | None, executable: bool) -> None:

@@ -41,7 +41,15 @@ extern int umount2(const char *, int);
 
 #include "seccomp.h"
 
-enum { SOCKET = 3, MAX_MESSAGE = 192 * 1024, MAX_COMMANDS = 256, MAX_ARGS = 1024, MAX_PROCESSES = 4096, COMMAND_ID = 1000 };
+enum {
+    SOCKET = 3,
+    COMMAND_ID = 1000, /* user and group of commands, as they see it */
+    MAX_MESSAGE = 192 * 1024,
+    MAX_COMMANDS = 256,
+    MAX_ARGS = 1024,
+    MAX_ENVIRONMENT = 32,
+    MAX_PROCESSES = 4096,
+};
 /* Where the new root is put together before it becomes the root: a folder that every host has and nobody binds from. */
 static const char STAGING[] = "/sys";
 /* Host ids for sandboxes on a host where we may choose: above everything that systemd, subuid and people hand out, plus
@@ -63,7 +71,7 @@ struct message {
 
 static struct {
     rlim_t memory, file, processes, open_files;
-    char *environment[32];
+    char *environment[MAX_ENVIRONMENT];
     int own_id; /* commands have an id other than PID 1's */
 } limits;
 static struct { pid_t pid; uint32_t id; } commands[MAX_COMMANDS];
@@ -184,8 +192,9 @@ static void build_step(const char *step) {
         int i = 0;
         while (limits.environment[i])
             i++;
-        if (i + 1 < (int)(sizeof limits.environment / sizeof *limits.environment))
-            limits.environment[i] = strdup(next_field()); /* the message buffer is used again */
+        errno = E2BIG;
+        MUST("environment", i + 1 < MAX_ENVIRONMENT ? 0 : -1);
+        limits.environment[i] = strdup(next_field()); /* the message buffer is used again */
     } else if (!strcmp(step, "limits")) {
         limits.memory = strtoull(next_field(), NULL, 10);
         limits.file = strtoull(next_field(), NULL, 10);
@@ -224,6 +233,9 @@ static void build_root(void) {
     MUST("no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     /* Nobody in here may look into PID 1 or its supervisors, even with the same id. */
     MUST("undumpable", prctl(PR_SET_DUMPABLE, 0));
+    /* Nothing that PID 1 still has to do is refused, and what it starts inherits the filter: compiled once, not for each
+     * command. */
+    MUST("seccomp", install_filter());
 }
 
 /* ---- running commands --------------------------------------------------------------------------------------------- */
@@ -261,8 +273,6 @@ static void drop_everything(void) {
     set_limit(RLIMIT_MSGQUEUE, 0);
     set_limit(RLIMIT_RTPRIO, 0);
     set_limit(RLIMIT_NICE, 0);
-    if (install_filter() < 0)
-        give_up("seccomp", 126);
 }
 
 /* In the process that becomes the command. `data` holds the work folder and the arguments. */

@@ -63,8 +63,12 @@ class NativeSandbox:
             await self._channel.send(Op.SPEC, a=len(self._groups), data=layout.encode(fields))
             async with asyncio.timeout(ANSWER_S):
                 await self._ready
-        except TimeoutError as error:
-            raise SandboxDied(f"no sandbox after {ANSWER_S:g} s") from error
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # it may hang; not reaped yet, so the number is still its own
+            if isinstance(error, TimeoutError):
+                raise SandboxDied(f"no sandbox after {ANSWER_S:g} s") from error
+            raise
         finally:
             await child_ended(pid)
 

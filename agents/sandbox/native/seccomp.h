@@ -28,7 +28,7 @@ static const int refused_calls[] = {
     __NR_ptrace, __NR_process_vm_readv, __NR_process_vm_writev, __NR_process_madvise, __NR_kcmp, __NR_pidfd_getfd,
     /* kernel subsystems with a long record of holes, or with state that no namespace divides */
     __NR_bpf, __NR_perf_event_open, __NR_userfaultfd, __NR_io_uring_setup, __NR_io_uring_enter, __NR_io_uring_register,
-    __NR_keyctl, __NR_add_key, __NR_request_key, __NR_syslog, __NR_acct, __NR_lookup_dcookie, __NR_nfsservctl,
+    __NR_keyctl, __NR_add_key, __NR_request_key, __NR_syslog, __NR_acct,
     __NR_kexec_load, __NR_init_module, __NR_finit_module, __NR_delete_module, __NR_reboot,
     __NR_vhangup, __NR_mbind, __NR_set_mempolicy, __NR_migrate_pages, __NR_move_pages,
     /* clocks and names */
@@ -48,12 +48,12 @@ static const int refused_calls[] = {
     __NR_open_tree_attr,
 #endif
 #ifdef __x86_64__
-    __NR_iopl, __NR_ioperm, __NR_modify_ldt, __NR_uselib, __NR_ustat, __NR_sysfs, __NR__sysctl,
-    __NR_create_module, __NR_get_kernel_syms, __NR_query_module,
+    __NR_iopl, __NR_ioperm, __NR_modify_ldt,
 #endif
 };
 
-#define NEW_NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
+#define NEW_NAMESPACES \
+    (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 #define ARG(n) (offsetof(struct seccomp_data, args) + 8 * (n)) /* low half: both machines are little-endian */
 #define LOAD(offset) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (offset))
 #define IF_EQ(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))

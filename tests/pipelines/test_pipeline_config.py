@@ -1,0 +1,49 @@
+"""Configuration from YAML: defaults, overrides, and errors that name file, line and field."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import load_config
+from schemas.errors import ConfigError
+from schemas.recipe import RunConfig
+
+
+def test_no_file_gives_defaults_and_overrides_win(tmp_path: Path) -> None:
+    assert load_config() == RunConfig()
+    file = tmp_path / "c.yaml"
+    file.write_text("seed: 4\nworkers: 3\n")
+    assert load_config(file, seed=9, workers=None) == RunConfig(seed=9, workers=3)
+    file.write_text("")
+    assert load_config(file) == RunConfig()
+
+
+def test_errors_name_file_line_and_field(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("seed: 1\nrollout:\n  plays:\n    - policy: blueprint\n    - policy: oracle\npattern: {}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"{file}:5: rollout.plays.1.policy: ")
+    assert lines[1].startswith(f"{file}:6: pattern: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("a: [", "not YAML"), ("- 1", "list"), ("a: !!python/object/apply:os.getcwd []", "not YAML"), ("1: 2", "1")],
+)
+def test_what_is_no_configuration(tmp_path: Path, text: str, word: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=word):
+        load_config(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_wrong_option_is_of_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="command line: seed"):
+        load_config(seed=-1)

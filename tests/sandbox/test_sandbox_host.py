@@ -1,0 +1,252 @@
+"""The host's side: building the helper, hosts that cannot, a supervisor that dies, and the rootless mode."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.sandbox.base import Limits
+from agents.sandbox.native import build, cgroups
+from schemas.errors import SandboxUnsupported
+
+PROJECT = Path(__file__).resolve().parents[2]
+HERE = "tests/sandbox"
+
+
+def python(code: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), **environment},
+    )
+
+
+# ---- build
+
+
+def test_many_processes_build_one_helper(tmp_path):
+    place = str(tmp_path / "c")
+    code = f"from pathlib import Path; from agents.sandbox.native import build; print(build.build(Path({place!r})))"
+    running = [python(code) for _ in range(4)]
+    said = {process.communicate(timeout=120)[0] for process in running}
+    assert len(said) == 1 and [path.name for path in (tmp_path / "c").iterdir()] == [Path(said.pop().strip()).name]
+    built = next((tmp_path / "c").iterdir())
+    before = built.stat().st_mtime_ns
+    assert build.build(tmp_path / "c") == built and built.stat().st_mtime_ns == before
+
+
+def test_key_follows_the_sources(tmp_path):
+    (tmp_path / "helper.c").write_text("int main(void) { return 0; }")
+    first = build.source_key(tmp_path)
+    (tmp_path / "more.h").write_text("")
+    assert first != build.source_key(tmp_path) != build.source_key()
+
+
+def test_what_cannot_be_built_is_typed(tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "helper.c").write_text("int main(void) { return missing; }")
+    with pytest.raises(SandboxUnsupported, match=r"(?s)could not compile.*missing"):
+        build.build(tmp_path / "cache", broken)
+    assert list((tmp_path / "cache").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SandboxUnsupported, match="file"):
+        build.build(tmp_path / "file" / "cache")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(SandboxUnsupported, match="no-such-compiler"):
+        build.build(tmp_path / "cache")
+
+
+def test_a_helper_that_others_can_write_is_not_run(tmp_path):
+    helper = build.build(tmp_path)
+    helper.chmod(0o777)
+    with pytest.raises(SandboxUnsupported, match="others may write"):
+        build.build(tmp_path)
+
+
+# ---- hosts that cannot
+
+
+OPEN = """
+import asyncio
+from agents.sandbox.base import Limits
+from agents.sandbox.native.host import NativeFactory
+from schemas.errors import SandboxUnsupported
+async def main():
+    try:
+        await (await NativeFactory().open(Limits())).close()
+    except SandboxUnsupported as error:
+        print(error.errno, error.strerror)
+asyncio.run(main())
+"""
+
+
+def test_host_without_user_namespaces(tmp_path):
+    """A user namespace that may make no further ones: the kernel says ENOSPC to clone, as where they are turned off."""
+    build.helper()
+    limit = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-Ur", "bash", "-c", limit, sys.executable, OPEN],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        timeout=60,
+        check=False,
+    )
+    assert "clone with new namespaces" in done.stdout and done.stdout.startswith("28 "), done
+
+
+def test_cgroup_places_are_found(tmp_path):
+    """Trees as the kernel shows them, in a folder: version 1, version 2 with and without delegation."""
+    one = tmp_path / "v1"
+    for name in ("memory/a/b", "pids/a"):
+        (one / name).mkdir(parents=True)
+    membership = tmp_path / "membership"
+    membership.write_text("9:name=systemd:/\n8:pids:/a\n4:cpu,memory:/a/b\n0::/\n")
+    assert cgroups.find(one, membership) == cgroups.Cgroups(1, (one / "memory/a/b", one / "pids/a"))
+
+    two = tmp_path / "v2"
+    (two / "user.slice/session").mkdir(parents=True)
+    membership.write_text("0::/user.slice/session\n")
+    assert cgroups.find(two, membership).version == 0
+    (two / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    (two / "user.slice/cgroup.subtree_control").write_text("pids\n")
+    found = cgroups.find(two, membership)
+    assert found == cgroups.Cgroups(2, (two,))
+    made = cgroups.create(found, Limits(memory_mb=100, disk_mb=40, processes=5))
+    assert (made[0] / "memory.max").read_text() == str((100 + 40 + 3 * 10) * 1024 * 1024)
+    assert (made[0] / "pids.max").read_text() == "21"
+
+
+def test_left_over_cgroups_are_swept():
+    where = cgroups.find()
+    if not where.version:
+        pytest.skip(f"no cgroups here: {where.why}")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    groups = [parent / f"trajmill-{pid}-99999" for parent in where.parents for pid in (gone.pid, os.getpid())]
+    for group in groups:
+        group.mkdir()
+    cgroups.sweep(where)
+    assert [group.exists() for group in groups] == [False, True] * len(where.parents)
+    cgroups.remove(groups)
+    assert not any(group.exists() for group in groups)
+
+
+# ---- a supervisor that dies
+
+
+SUPERVISOR = """
+import asyncio, json, os, sys, time
+from agents.sandbox.base import Limits
+from agents.sandbox.native.host import NativeFactory
+async def main():
+    factory = NativeFactory()
+    boxes = [await factory.open(Limits()) for _ in range(3)]
+    for box in boxes:
+        await box.run("setsid sleep 99999 > /dev/null 2>&1 & trap '' TERM; nohup sleep 99998 > /dev/null 2>&1 &")
+        asyncio.ensure_future(box.run("sleep 99997"))
+    copy = os.fork() if "fork" in sys.argv else 0  # holds a copy of every descriptor
+    if "fork" in sys.argv and copy == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(json.dumps({"init": [box.pid for box in boxes], "copy": copy}), flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def below(tops: list[int]) -> set[int]:
+    """Live host processes that are these or descend from them."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = {pid for pid in tops if pid in parents}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("how", ["plain", "fork"])
+def test_supervisor_killed(how):
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, how], stdout=subprocess.PIPE, text=True, cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    said = json.loads(supervisor.stdout.readline())
+    try:
+        deadline = time.monotonic() + 10
+        while len(members := below(said["init"])) < 3 * 6:  # PID 1, two supervisors, three sleeps, of each
+            assert time.monotonic() < deadline, members
+            time.sleep(0.01)
+        supervisor.send_signal(signal.SIGKILL)
+        supervisor.wait()
+        deadline = time.monotonic() + 5
+        while left := {pid for pid in members if below([pid])}:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+    finally:
+        supervisor.kill()
+        supervisor.stdout.close()
+        if said["copy"]:
+            os.kill(said["copy"], signal.SIGKILL)
+
+
+# ---- rootless
+
+
+DROP = """
+set -e
+base=$1 project=$2 packages=$3 scratch=$4 # $5: what to leave out
+mount --make-rprivate /
+mount -t tmpfs tmpfs /mnt
+cd /mnt
+mkdir python project packages scratch
+mount --bind "$base" python
+mount --bind "$project" project
+mount --bind "$packages" packages
+mount --bind "$scratch" scratch
+chown 65534:65534 scratch
+cd project
+echo the scene is set
+exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i PATH="$PATH" HOME=/mnt/scratch TMPDIR=/mnt/scratch \
+    LD_LIBRARY_PATH=/mnt/python/lib PYTHONPATH=/mnt/packages PYTHONDONTWRITEBYTECODE=1 \
+    /mnt/python/bin/python3 -m pytest -x -k "not ($5)" \\
+    tests/sandbox/test_sandbox_native.py tests/sandbox/test_sandbox_isolation.py
+"""
+
+
+SAME = "200 or 1023 or round_trip or environment or flood or sparse or stdin or cannot_start or zombies"
+"""Takes long, and has nothing to do with user ids."""
+
+
+def test_all_of_it_without_root(tmp_path):
+    """The other two files once more, as nobody, in a mount namespace where nobody can read what the tests need."""
+    if os.geteuid() != 0:
+        pytest.skip("this run is without root already")
+    words = [sys.base_prefix, str(PROJECT), sysconfig.get_path("purelib"), str(tmp_path), SAME]
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", DROP, "drop", *words],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if "the scene is set" not in done.stdout:
+        pytest.skip(f"this host's root cannot set the scene: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
