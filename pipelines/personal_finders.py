@@ -25,7 +25,6 @@ from stdnum.se import personnummer
 from stdnum.us import ssn
 
 Span = tuple[int, int]
-Finder = Callable[[str], Iterator[Span]]
 
 # A log often holds JSON inside text, where a line starts with the two characters \n: a letter before the value.
 START = r"(?:(?<![A-Za-z0-9_\\])|(?<=\\[nrt])|(?<=\\)(?![nrt]))"

@@ -90,7 +90,8 @@ class Bar:
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
         bar: Bar = task.fields["bar"]
-        return Text(", ".join(p for p in (rate_and_eta(bar.done, bar.total, bar.seconds, bar.unit), bar.text) if p))
+        parts = (rate_and_eta(bar.done, bar.total, bar.seconds, bar.unit), bar.text)
+        return Text(", ".join(p for p in parts if p), no_wrap=True, overflow="ellipsis")
 
 
 class Progress:

@@ -51,15 +51,21 @@ class Attention:
         self._masks = [_mask(span) for span in spans]
 
     def __call__(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """`q`: [rows, heads, size]; `kv`: [rows, 2, kv_heads, size], written to the buffers. [rows, heads * size]."""
+        """`q`: [rows, heads, size]; `kv`: [rows, 2, kv_heads, size], written to the buffers. [rows, heads * size].
+
+        Rows after those of the spans are padding and stay zero.
+        """
         rows, heads, size = q.shape
-        new = kv.to(self._dtype).permute(1, 2, 0, 3).split(self._counts, dim=2)
+        used = sum(self._counts)
+        new = kv[:used].to(self._dtype).permute(1, 2, 0, 3).split(self._counts, dim=2)
         torch._foreach_copy_(self._new[layer], new)
-        queries = q.to(self._dtype).split(self._counts)
+        queries = q[:used].to(self._dtype).split(self._counts)
         parts = [
             _attend(*each)
             for each in zip(queries, self._keys[layer], self._values[layer], self._masks, strict=True)
         ]
+        if rows > used:
+            parts.append(torch.zeros(rows - used, heads, size, dtype=self._dtype))
         return torch.cat(parts).view(rows, heads * size).to(q.dtype)
 
 

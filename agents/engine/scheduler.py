@@ -9,12 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.engine.blocks import Block, BlockStore
-from agents.engine.sequence import Buffer, Sequence, common_prefix
+from agents.engine.sequence import ALIGN, Buffer, Sequence, common_prefix
 
 STEP_TOKENS = 256
 """Tokens per step: enough rows for the linear layers to run at full speed, few enough to keep replies moving."""
-WORTH_COPYING = 16
-"""A shorter common beginning is computed rather than waited for or copied."""
 ROUND = 128
 """Buffers grow in this many tokens, so that a short next turn needs no new one."""
 
@@ -39,7 +37,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._max_batch = max_batch
         self._make = make
-        self._step_tokens = step_tokens
+        # Every running reply must fit, and one piece of a prompt.
+        self._step_tokens = max(step_tokens, max_batch + ALIGN)
 
     @property
     def busy(self) -> bool:
@@ -86,40 +85,44 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: not s.replying):
             if sequence.leader is not None or left <= 0:
                 continue
-            count = min(sequence.pending, left)
-            slices.append(Slice(sequence, count))
-            left -= count
+            count = _fitting(sequence, left)
+            if count > 0:
+                slices.append(Slice(sequence, count))
+                left -= count
         return slices
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a sequence its buffer, with as much of its beginning as is known already."""
         blocks = self.blocks
-        own = blocks.take(sequence.conversation)
+        own, own_common = blocks.take(sequence.conversation), 0
         if own is not None:
-            common = min(common_prefix(own.ids, sequence.ids), sequence.prompt - 1)
-            if own.kv.capacity >= sequence.capacity and common >= WORTH_COPYING:
-                sequence.kv, sequence.computed, sequence.cached = own.kv, common, common
+            own_common = min(common_prefix(own.ids, sequence.ids), sequence.prompt - 1)
+            if own.kv.capacity >= sequence.capacity and own_common > 0:
+                sequence.kv, sequence.computed, sequence.cached = own.kv, own_common, own_common
                 return True
             # A buffer that is too small counts as held until it has been copied, so that it may be dropped for room.
             blocks.keep(sequence.conversation, own)
         rounded = -(-sequence.capacity // ROUND) * ROUND
         capacity = rounded if rounded <= blocks.budget else sequence.capacity
         source, common = blocks.longest(sequence.ids[: sequence.prompt - 1])
+        common -= common % ALIGN
+        if own is not None and own_common >= common:
+            source, common = own, own_common
         if not blocks.allocate(capacity):
             return False
         sequence.kv = self._make(capacity)
-        if source is not None and common >= WORTH_COPYING:
+        if source is not None and common > 0:
             sequence.kv.copy_from(source.kv, common)
             sequence.computed = sequence.cached = common
-        if own is not None:
-            blocks.drop(sequence.conversation)
+        blocks.drop(sequence.conversation)
         self._find_leader(sequence)
         return True
 
     def _find_leader(self, sequence: Sequence) -> None:
         for other in self.running:
             common = min(common_prefix(other.ids[: other.prompt], sequence.ids), sequence.prompt - 1)
-            if common >= max(sequence.computed, sequence.shared) + WORTH_COPYING:
+            common -= common % ALIGN
+            if common > max(sequence.computed, sequence.shared):
                 sequence.leader, sequence.shared = other, common
         self._follow(sequence)
 
@@ -133,3 +136,11 @@ class Scheduler:
         if leader.kv is not None and sequence.kv is not None and common > sequence.computed:
             sequence.kv.copy_from(leader.kv, common)
             sequence.computed = sequence.cached = common
+
+
+def _fitting(sequence: Sequence, room: int) -> int:
+    """Tokens of a sequence for a step with `room` left: all that wait, or as many as end at a whole piece."""
+    if sequence.pending <= room:
+        return sequence.pending
+    end = (sequence.computed + room) // ALIGN * ALIGN
+    return max(0, end - sequence.computed)

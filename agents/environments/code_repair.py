@@ -10,8 +10,8 @@ from agents.environments.code_repair_blueprint import blueprint
 from agents.environments.code_repair_bugs import BUGS, Bug
 from agents.environments.code_repair_cases import Case, Cases, changed_lines, damaged, find_cases, shortened, source_of
 from agents.environments.code_repair_inputs import INPUTS
-from agents.environments.verifiers.probe import digest
 from agents.environments.common import Draft, build_task, verification
+from agents.environments.verifiers.probe import digest
 from schemas.errors import ConfigError
 from schemas.pattern import UsagePattern
 from schemas.pattern_views import length_class

@@ -12,7 +12,7 @@ RUN_TESTS = "python3 tests/run.py"
 
 
 def _tryout(values: dict[str, object], cases: list[Case]) -> Action:
-    steps = [[step for step in steps_of(case)] for case in cases]
+    steps = [steps_of(case) for case in cases]
     names = sorted({case.function for case in cases})
     about = {"package": values["package"], "module": values["module"], "names": names, "cases": steps}
     code = render("environments/code_repair/files/tryout", **about).strip()

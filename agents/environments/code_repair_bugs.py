@@ -1,5 +1,6 @@
 """Bugs that `code_repair` seeds: what in a reference source is replaced by what. Data only."""
 
+# ruff: noqa: E501 - a table: one bug a line.
 from dataclasses import dataclass
 from typing import Literal
 

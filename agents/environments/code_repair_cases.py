@@ -6,6 +6,7 @@ The sources executed here are the project's own.
 import difflib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -115,7 +116,7 @@ def quiet_case(rng: random.Random, module: str, function: str) -> Case:
     return Case(function, calls, results, results)
 
 
-def call_text(subject: str, target: str, arguments: list[object]) -> str:
+def call_text(subject: str, target: str, arguments: Sequence[object]) -> str:
     """A call as Python source."""
     inner = ", ".join(map(repr, arguments))
     return f"{subject}{target}({inner})" if target.startswith(".") else f"{target}({inner})"

@@ -82,7 +82,9 @@ def submit(answer: str) -> Action:
     return _action("submit", answer=answer)
 
 
-def verification(main: Literal["files", "code"], parameters: object, fail_to_pass: list[str], pass_to_pass: list[str]) -> Verification:
+def verification(
+    main: Literal["files", "code"], parameters: object, fail_to_pass: list[str], pass_to_pass: list[str]
+) -> Verification:
     """A verification that runs `verifiers/<main>.py` with its parameters beside it."""
     beside = {"files": "workfiles.py", "code": "probe.py"}[main]
     scripts = {"verify.py": f"{main}.py", beside: beside}

@@ -46,7 +46,7 @@ THEMES = (
     ),
     Theme(
         "tickets", "ticket_id", "T", "subject",
-        ("Password reset", "Refund, second request", "login loop", "Invoice missing", "Slow export, again", "typo in mail"),
+        ("Password reset", "Refund, second request", "login loop", "Invoice missing", "Slow export, again", "typo"),
         "team", ("billing", "accounts", "technical", "returns"),
         "agent_id", "A", "minutes", 3, 240, 0, "opened_on",
         "agents", "office", ("Cork", "Manila", "Austin", "Tallinn"),

@@ -6,13 +6,13 @@ of sub-agents stand between the others (`isSidechain`) or in files of their own.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from pipelines.readers.common import BadRecord, Draft, call_of, count, dumps, mapping, problem_of, sequence, word
 from pipelines.readers.pairing import Turn, conversation
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.parse import Problem, Value
 from schemas.session import ToolSpec
 
 NAME = "claude_code"
@@ -165,8 +165,7 @@ def _take_reply(session: _Session, line: dict[str, Any], message: dict[str, Any]
         session.turns.append(turn)
         return
     first = session.turns[at]
-    session.turns[at] = replace(
-        first,
+    session.turns[at] = first._replace(
         content=[*(first.content or []), *texts] or None,
         reasoning=[*first.reasoning, *turn.reasoning],
         calls=[*first.calls, *turn.calls],

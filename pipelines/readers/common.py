@@ -9,13 +9,13 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.parse import Problem, Value, loads
 from schemas.errors import InputError
 from schemas.session import Message, Role, ToolCall, ToolSpec
 
@@ -190,14 +190,6 @@ def arguments(value: Any) -> str:
     if not isinstance(parsed, dict):
         parsed = _literal(value)
     return dumps(parsed if isinstance(parsed, dict) else {"_raw": value})
-
-
-def loads(text: Any) -> Any:
-    """The value of a JSON text; null when it is none."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _literal(text: str) -> Any:

@@ -11,7 +11,8 @@ from pydantic_core import to_json
 from pipelines.readers import claude_code, openai_chat, openai_responses, otel, sharegpt, swe_agent
 from pipelines.readers.common import BadRecord, Draft, mapping, problem_of, word
 from pipelines.readers.files import relative_name
-from pipelines.readers.values import HEAD_BYTES, QUICK_BYTES, Head, Problem, Value, read_head, read_values
+from pipelines.readers.parse import Problem, Value
+from pipelines.readers.values import HEAD_BYTES, QUICK_BYTES, Head, read_head, read_values
 from schemas.ids import content_id
 from schemas.session import Reject, Session
 

@@ -6,12 +6,24 @@ them, and their results, which come back under role `user`, are told from what a
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from pipelines.readers.common import BadRecord, Draft, call_of, dumps, each, mapping, number, problem_of, role_of, sequence, tool_specs, word
+from pipelines.readers.common import (
+    BadRecord,
+    Draft,
+    call_of,
+    dumps,
+    each,
+    mapping,
+    number,
+    problem_of,
+    role_of,
+    sequence,
+    tool_specs,
+    word,
+)
 from pipelines.readers.pairing import Turn, conversation, results_after_calls
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.parse import Problem, Value
 from schemas.session import ToolCall
 
 NAME = "openai_chat"
@@ -116,7 +128,7 @@ def _with_text_calls(turn: Turn, pattern: re.Pattern[str]) -> Turn:
     if turn.role != "assistant" or turn.calls or not isinstance(turn.content, str):
         return turn
     calls = [_text_call(match) for match in pattern.finditer(turn.content)]
-    return replace(turn, calls=calls, content=pattern.sub("", turn.content).strip() or None) if calls else turn
+    return turn._replace(calls=calls, content=pattern.sub("", turn.content).strip() or None) if calls else turn
 
 
 def _text_call(match: re.Match[str]) -> ToolCall:

@@ -1,12 +1,23 @@
 """OpenAI Responses logs: request input and response output as items, as in nemo_gym rollouts or bare request logs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from pipelines.readers.common import BadRecord, Draft, call_of, count, each, mapping, number, role_of, sequence, tool_specs, word
+from pipelines.readers.common import (
+    BadRecord,
+    Draft,
+    call_of,
+    count,
+    each,
+    mapping,
+    number,
+    role_of,
+    sequence,
+    tool_specs,
+    word,
+)
 from pipelines.readers.pairing import Turn, conversation
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.parse import Problem, Value
 
 NAME = "openai_responses"
 
@@ -74,8 +85,7 @@ def _turns(items: list[Any]) -> Iterator[Turn]:
         if turn is None:
             continue
         if open_turn is not None and turn.role == "assistant" and _continues(open_turn, turn):
-            open_turn = replace(
-                open_turn,
+            open_turn = open_turn._replace(
                 content=turn.content if open_turn.content is None else open_turn.content,
                 calls=[*open_turn.calls, *turn.calls],
             )

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.readers.common import BadRecord, Draft, call_of, each, loads, mapping, role_of, sequence, tool_specs, word
+from pipelines.readers.common import BadRecord, Draft, call_of, each, mapping, role_of, sequence, tool_specs, word
 from pipelines.readers.pairing import Turn, conversation
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.parse import Problem, Value, loads
 
 NAME = "sharegpt"
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelines.readers.common import BadRecord, Draft, count, dumps, each, mapping, sequence, word
-from pipelines.readers.pairing import Turn, conversation, results_after_calls
 from pipelines.readers.openai_chat import turn_of
-from pipelines.readers.values import Problem, Value
+from pipelines.readers.pairing import Turn, conversation, results_after_calls
+from pipelines.readers.parse import Problem, Value
 from schemas.session import ToolCall
 
 NAME = "swe_agent"

@@ -24,26 +24,9 @@ BYTES = 20_000_000
 BAR = 10.0
 """MB/s that a core must do."""
 ROUNDS = 3
-WORDS = [
-    "the",
-    "order",
-    "was",
-    "shipped",
-    "on",
-    "monday",
-    "and",
-    "a",
-    "refund",
-    "of",
-    "12.50",
-    "is",
-    "open",
-    "see",
-    "src/app/main.py",
-    "line",
-    "40",
-    "error",
-]
+WORDS = tuple(
+    "the order was shipped on monday and a refund of 12.50 is open see src/app/main.py line 40 error".split()  # noqa: SIM905
+)
 
 
 def prose(rng: random.Random, words: int) -> str:

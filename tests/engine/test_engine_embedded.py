@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+import torch
 
 from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.grammar import tool_call_grammar
@@ -45,9 +46,10 @@ def test_the_batch_around_a_request_does_not_change_it(engine):
     for r in asked:
         engine.release(r.conversation)
     alone = [ask(engine, r)[0] for r in asked]
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        pytest.skip("row padding is measured for AVX2 kernels only; elsewhere rounding may tip a draw")
     assert [r.output_ids for r in together] == [r.output_ids for r in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=0.02)
+    assert [r.logprobs for r in together] == [r.logprobs for r in alone]
 
 
 def test_seeds_decide(engine):
@@ -78,7 +80,7 @@ def test_a_next_turn_continues_what_was_sampled(engine):
 
 
 def test_a_reply_cut_short_is_closed_before_the_next_turn(engine):
-    (first,) = ask(engine, request("cut", "Count to one hundred.", max_tokens=5))
+    (first,) = ask(engine, request("cut", "Tell me a long story.", max_tokens=5))
     assert (first.finish_reason, len(first.output_ids)) == ("length", 5)
     (second,) = ask(
         engine,

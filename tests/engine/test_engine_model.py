@@ -20,7 +20,7 @@ and how long the repair took. After ten years she had filled fourteen notebooks.
 found that almost half of all repairs were the same: a spring that had lost its strength. Since then she keeps a box of
 springs on the shelf behind her, sorted by size, and a repair that used to take a day is done in an hour. Her nephew
 wrote a short program that reads the table of repairs and prints the average time for each kind of fault. The first
-version of the program was wrong, because it counted the days on which the shop was closed."""
+version of the program was wrong, because it counted the days on which the shop was closed.""".replace("\n", " ")
 
 
 def logits_of(model: Llama, ids: list[int], chunk: int) -> torch.Tensor:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.readers.common import Turn, arguments, clean, conversation, count, dumps, text_of, timestamp
+from pipelines.readers.common import arguments, clean, count, dumps, text_of, timestamp
+from pipelines.readers.pairing import Turn, conversation
 from schemas.session import ToolCall
 
 JSON = st.recursive(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reader_support import write
 
 from pipelines.readers import READERS, detect, input_files, read_file
-from pipelines.readers.values import Value
+from pipelines.readers.parse import Value
 from schemas.session import Reject, Session
 
 KEYS = st.sampled_from(

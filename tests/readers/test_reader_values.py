@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reader_support import read, write
 
-from pipelines.readers import detect, read_file, values
-from pipelines.readers.values import Problem, Value, read_head, read_values
+from pipelines.readers import detect, read_file, scan
+from pipelines.readers.parse import Problem, Value
+from pipelines.readers.values import read_head, read_values
 from schemas.session import Session
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}
@@ -38,6 +39,9 @@ def test_cut_record_followed_by_the_whole_one_on_the_same_line(tmp_path):
     sessions, rejects = read(tmp_path, LINE + b"\n" + LINE[:50] + LINE + b"\n")
     assert [s.position for s in sessions] == ["line 1", f"byte {len(LINE) + 51}"]
     assert places(rejects) == [("bad_json", 2, len(LINE) + 1)]
+    sessions, rejects = read(tmp_path, LINE[:50] + LINE + LINE + LINE[:30] + LINE)
+    assert len(sessions) == 3
+    assert [r.reason for r in rejects] == ["bad_json", "bad_json"]
 
 
 def test_lines_that_are_no_records(tmp_path):
@@ -73,7 +77,7 @@ def test_nesting_beyond_every_parser_is_rejected(tmp_path):
 
 
 def test_a_line_over_the_cap_is_rejected_and_the_rest_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(values, "RECORD_CAP", 4096)
+    monkeypatch.setattr(scan, "RECORD_CAP", 4096)
     big = LINE.replace(b"hello", b"x" * 10_000)
     sessions, rejects = read(tmp_path, LINE + b"\n" + big + b"\n" + LINE)
     assert [s.position for s in sessions] == ["line 1", "line 3"]
@@ -159,7 +163,7 @@ def test_memory_is_bounded_by_a_record_not_by_the_file(tmp_path, layout):
 
 
 def test_a_damaged_array_is_given_up_rather_than_scanned_for_hours(tmp_path, monkeypatch):
-    monkeypatch.setattr(values, "DAMAGE_CAP", 100_000)
+    monkeypatch.setattr(scan, "DAMAGE_CAP", 100_000)
     broken = b'{"messages": [{"role": "user", "content": "a}]},\n'
     sessions, rejects = read(tmp_path, b"[" + broken * 2000 + LINE + b"]")
     assert sessions == []

@@ -8,6 +8,9 @@ cannot learn the nonce and forge the report; killing this process leaves no repo
 right for these very inputs alone, and guessing all results of a point at some hundred guesses in the time given.
 """
 
+# As few imports as possible: this starts for every verification.
+# ruff: noqa: PTH100, PTH118, PTH120, PTH123
+import contextlib
 import ctypes
 import json
 import os
@@ -16,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import IO
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, FOLDER)
@@ -27,15 +31,16 @@ MAX_REPORT = 1 << 18
 PR_SET_DUMPABLE = 4
 
 
-def _seal():
+def _seal() -> None:
     """Take memory and descriptors of this process out of the children's reach."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _drain(pipe, deadline):
+def _drain(pipe: IO[bytes], deadline: float) -> bytes:
     """What the pipe gives until it ends, is too much, or time is up."""
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    size = 0
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while size <= MAX_REPORT and selector.select(max(0.0, deadline - time.monotonic())):
@@ -47,16 +52,18 @@ def _drain(pipe, deadline):
     return b"".join(chunks)
 
 
-def _report(module, calls, deadline):
+def _report(module: str, calls: list[object], deadline: float) -> bytes:
     """What the child reports, as bytes. Its process group is ended."""
     child = subprocess.Popen(
         # No stale bytecode: an edit within a second that keeps the size would be missed.
-        [sys.executable, "-I", "-B", "-X", "pycache_prefix=/nonexistent", os.path.join(FOLDER, "probe.py")],
+        [sys.executable, "-I", "-S", "-B", "-X", "pycache_prefix=/nonexistent", os.path.join(FOLDER, "probe.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    if child.stdin is None or child.stdout is None:
+        raise OSError("no pipes")
     try:
         child.stdin.write(json.dumps({"module": module, "calls": calls}).encode())
         child.stdin.close()
@@ -64,29 +71,27 @@ def _report(module, calls, deadline):
     except BrokenPipeError:
         return b""
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         child.wait()
         child.stdout.close()
 
 
-def _same(report, wanted):
+def _same(report: bytes, wanted: str) -> bool:
     try:
-        return digest(json.loads(report)) == wanted
+        return bool(digest(json.loads(report)) == wanted)
     except (ValueError, RecursionError, MemoryError):
         return False
 
 
-def main():
+def main() -> None:
     """Print the points as the last line."""
     _seal()
     nonce = sys.stdin.read(256).strip()
     with open(os.path.join(FOLDER, "params.json"), encoding="utf-8") as handle:
         parameters = json.load(handle)
     end = time.monotonic() + ALL_S
-    points = {}
+    points: dict[str, bool] = {}
     for name, point in parameters["points"].items():
         deadline = min(end, time.monotonic() + POINT_S)
         in_time = deadline > time.monotonic()
