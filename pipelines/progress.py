@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -107,20 +107,24 @@ class Progress:
         if counter is not None:
             counter.unlink(missing_ok=True)
         bar = Bar(name, total, unit, counter)
-        if self.quiet:
-            yield bar
-            return
+        try:
+            with nullcontext() if self.quiet else self._shown(bar):
+                yield bar
+        finally:
+            if counter is not None:
+                counter.unlink(missing_ok=True)
+
+    @contextmanager
+    def _shown(self, bar: Bar) -> Iterator[None]:
         over = threading.Event()
         show = self._draw if self.console.is_terminal else self._print
-        thread = threading.Thread(target=show, args=(bar, over), name=f"progress-{name}", daemon=True)
+        thread = threading.Thread(target=show, args=(bar, over), name=f"progress-{bar.name}", daemon=True)
         thread.start()
         try:
-            yield bar
+            yield
         finally:
             over.set()
             thread.join()
-            if counter is not None:
-                counter.unlink(missing_ok=True)
 
     def _print(self, bar: Bar, over: threading.Event) -> None:
         while not over.wait(LINE_EVERY_S):
