@@ -18,6 +18,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pipelines import store
@@ -117,7 +118,7 @@ class RunFolder:
         return blake2b(canonical_json([stage, config, upstream, inputs, code]), digest_size=16).hexdigest()
 
     def marker(self, stage: str) -> dict[str, Any] | None:
-        """What a finished stage left (`input`, `output`, `wall_s`), whether it still fits or not."""
+        """What a finished stage left (`input`, `output`, `rows`, `wall_s`), whether it still fits or not."""
         path = self.stages / f"{stage}.done.json"
         return _read_json(path) if path.exists() else None
 
@@ -141,6 +142,7 @@ class RunFolder:
         marker = {
             "input": self.input_hash(stage),
             "output": _digest_folder(self.table(OUTPUT[stage])),
+            "rows": sum(pq.read_metadata(path).num_rows for path in self.table(OUTPUT[stage]).rglob("*.parquet")),
             "wall_s": round(wall_s, 3),
         }
         _write_json(self.stages / f"{stage}.done.json", marker)
@@ -216,8 +218,10 @@ def locked(path: Path) -> Iterator[None]:
             pid = path / "pid"
             raise StageError(f"{e} (process {pid.read_text().strip()})" if pid.exists() else str(e)) from e
         write_text(path / "pid", f"{os.getpid()}\n")
-        yield
-        (path / "pid").unlink()
+        try:
+            yield
+        finally:
+            (path / "pid").unlink(missing_ok=True)
 
 
 @contextmanager

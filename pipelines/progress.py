@@ -101,6 +101,11 @@ class Progress:
         self.console = Console(stderr=True)
         self.quiet = quiet
 
+    def say(self, text: str) -> None:
+        """Print a line between stages."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
     @contextmanager
     def stage(self, name: str, total: int | None = None, unit: str = "", counter: Path | None = None) -> Iterator[Bar]:
         """Show one stage while the block runs. A counter file that is left over from before is emptied."""

@@ -4,6 +4,7 @@ What is done is skipped. Beam is imported only when a stage really runs.
 """
 
 import importlib
+import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,8 @@ def run_all(run: RunFolder, progress: Progress, beam_options: Sequence[str] = ()
     for stage in STAGES:
         if needed(run, stage):
             run_stage(run, stage, progress, beam_options)
+        else:
+            progress.say(f"{stage}: done before")
 
 
 def needed(run: RunFolder, stage: str) -> bool:
@@ -86,6 +89,8 @@ def interruptible(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        # Coroutines cut off on a worker's loop are no news now.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         message = f"\nstopped; what is finished is kept in {path}. Start the same command again to continue."
         print(message, file=sys.stderr, flush=True)
         raise SystemExit(130) from None

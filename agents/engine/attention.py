@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agents.engine.config import ModelConfig
 
+
 class KV:
     """Keys and values of one sequence: `data` is [layers, 2, kv_heads, capacity, head_size]."""
 
@@ -61,8 +62,7 @@ class Attention:
         torch._foreach_copy_(self._new[layer], new)
         queries = q[:used].to(self._dtype).split(self._counts)
         parts = [
-            _attend(*each)
-            for each in zip(queries, self._keys[layer], self._values[layer], self._masks, strict=True)
+            _attend(*each) for each in zip(queries, self._keys[layer], self._values[layer], self._masks, strict=True)
         ]
         if rows > used:
             parts.append(torch.zeros(rows - used, heads, size, dtype=self._dtype))

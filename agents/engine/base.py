@@ -36,9 +36,9 @@ class GenerateRequest:
 
     `messages`: the whole conversation as text, last one not of the assistant.
     `conversation`: names it; an engine may keep state under this name between calls, until `release`.
-    `context_ids`: the token ids of everything up to and with the last reply, as `GenerateResult` gave them (`prompt_ids`
-    + `output_ids` of all earlier calls, concatenated); the engine appends the messages after that reply and never
-    re-encodes what was sampled. Empty on the first call; engines without token ids ignore it.
+    `context_ids`: the token ids of everything up to and with the last reply, as `GenerateResult` gave them
+    (`prompt_ids` + `output_ids` of all earlier calls, concatenated); the engine appends the messages after that reply
+    and never re-encodes what was sampled. Empty on the first call; engines without token ids ignore it.
     `grammar`: an llguidance grammar (Lark) that the reply must match, or None.
     """
 

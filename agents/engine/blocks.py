@@ -5,7 +5,8 @@ beginning from any block. What does not fit is dropped, released conversations f
 computed again when it is needed.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agents.engine.sequence import Buffer, common_prefix
@@ -26,17 +27,19 @@ class BlockStore:
         self.budget = budget
         self.allocated = 0
         self._held: OrderedDict[str, Block] = OrderedDict()
+        self._released: deque[Block] = deque()
 
-    def __len__(self) -> int:
-        return len(self._held)
+    def __iter__(self) -> Iterator[Block]:
+        yield from self._released
+        yield from self._held.values()
 
     def allocate(self, tokens: int) -> bool:
         """Count `tokens` as allocated, dropping blocks until they fit; False when running sequences leave no room."""
-        held = sum(block.kv.capacity for block in self._held.values())
+        held = sum(block.kv.capacity for block in self)
         if self.allocated - held + tokens > self.budget:
             return False
         while self.allocated + tokens > self.budget:
-            _, dropped = self._held.popitem(last=False)
+            dropped = self._released.popleft() if self._released else self._held.popitem(last=False)[1]
             self.allocated -= dropped.kv.capacity
         self.allocated += tokens
         return True
@@ -58,13 +61,14 @@ class BlockStore:
 
     def release(self, conversation: str) -> None:
         """The conversation is over: its block is the first to go, and until then others may copy from it."""
-        if conversation in self._held:
-            self._held.move_to_end(conversation, last=False)
+        block = self.take(conversation)
+        if block is not None:
+            self._released.append(block)
 
     def longest(self, ids: list[int]) -> tuple[Block | None, int]:
         """The block with the longest common beginning with `ids`, and its length."""
         best: tuple[Block | None, int] = (None, 0)
-        for block in self._held.values():
+        for block in self:
             common = common_prefix(block.ids, ids)
             if common > best[1]:
                 best = (block, common)

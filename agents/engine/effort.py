@@ -1,4 +1,4 @@
-"""Reasoning effort as a request parameter (S20): what share of the reply budget a request gets. Called by both engines."""
+"""Reasoning effort as a request parameter (S20): the share of the reply budget it gives. Called by both engines."""
 
 PRESETS = {"low": 50, "high": 75, "max": 100}
 """Named levels of S5."""

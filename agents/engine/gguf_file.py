@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file. Called by `tokenizer` (no torch) and `weights`.
 
-The `gguf` package's own reader makes a numpy view per string: 4 s for the 98,000 strings of SmolLM2's vocabulary, against
-0.1 s here. Its dequantisation is used as it is (`weights`). Format: ggml's docs/gguf.md, versions 2 and 3, little endian.
+The `gguf` package's own reader makes a numpy view per string: 4 s for the 98,000 strings of SmolLM2's vocabulary,
+against 0.1 s here. Its dequantisation is used as it is (`weights`). Format: ggml's docs/gguf.md, versions 2 and 3,
+little endian.
 """
 
 import struct
@@ -20,7 +21,7 @@ _HUGE = 1 << 32
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in row-major order (the file's order reversed); `kind` is the ggml type number."""
+    """Where a tensor lies. `shape` is row-major (the file's order reversed); `kind` is the ggml type number."""
 
     name: str
     shape: tuple[int, ...]

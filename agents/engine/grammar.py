@@ -33,7 +33,8 @@ class Constraint:
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._check()
         allowed = np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little")
-        return allowed == 0
+        forbidden: NDArray[np.bool_] = allowed == 0
+        return forbidden
 
     def forced(self, token: int) -> list[int]:
         """Move on by `token`; the ids that must follow, the end-of-turn id after the last one when nothing else can."""
@@ -59,8 +60,9 @@ def tool_call_grammar(
 ) -> str:
     """A Lark grammar for: free text, then one call of one of `tools` between the tags, then the end of the turn.
 
-    `tools`: {"name": ..., "parameters": JSON schema} each. The text in front has at most `max_thought` characters (None:
-    no bound) and no "<". A call is `open_tag`, a newline, {"name": ..., "arguments": {...}}, a newline, `close_tag`.
+    `tools`: {"name": ..., "parameters": JSON schema} each. The text in front has at most `max_thought` characters
+    (None: no bound) and no "<". A call is `open_tag`, a newline, {"name": ..., "arguments": {...}}, a newline,
+    `close_tag`.
     """
     if not tools:
         raise ValueError("a tool call needs at least one tool")

@@ -1,9 +1,9 @@
 """The engine behind an OpenAI-compatible server. Made by `load`; called by `agents.swarm.policy`. No torch.
 
 The transport is aiohttp's: httpx's own pool is scanned on every request and costs 40 times the CPU at 500 in flight.
-Token ids are asked for as vLLM names them (`return_token_ids`); a server that refuses the field is asked without it, and
-its replies then have no ids. Logprobs are what the server says; vLLM's are of the raw distribution unless it runs with
-`--logprobs-mode processed_logprobs`.
+Token ids are asked for as vLLM names them (`return_token_ids`); a server that refuses the field is asked without it,
+and its replies then have no ids. Logprobs are what the server says; vLLM's are of the raw distribution unless
+it runs with `--logprobs-mode processed_logprobs`.
 """
 
 import asyncio
@@ -218,7 +218,7 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[float, ...] | None:
     content = (choice.get("logprobs") or {}).get("content")
     if not isinstance(content, list):
         return None
-    values = [entry.get("logprob") for entry in content if isinstance(entry, Mapping)]
-    if len(values) != len(content) or not all(isinstance(v, int | float) for v in values):
+    try:
+        return tuple(float(entry["logprob"]) for entry in content)
+    except (KeyError, TypeError, ValueError):
         return None
-    return tuple(float(v) for v in values)

@@ -1,4 +1,4 @@
-"""One step of the model: the slices' tokens in, one sampled token for each sequence that is ready. Called by `engine`."""
+"""One step: the slices' tokens in, a sampled token for each sequence that is ready out. Called by `engine`."""
 
 import numpy as np
 import torch

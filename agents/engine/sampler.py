@@ -37,7 +37,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def distributions(logits: torch.Tensor, samplings: list[Sampling], masks: torch.Tensor) -> torch.Tensor:
-    """Probabilities [rows, vocab] under masks (True: not allowed) and temperature (0 counts as 1). Overwrites logits."""
+    """Probabilities [rows, vocab] under masks (True: forbidden) and temperature (0 counts as 1). Overwrites logits."""
     temperature = torch.tensor([s.temperature or 1.0 for s in samplings]).unsqueeze(1)
     return torch.softmax(logits.masked_fill_(masks, -math.inf).div_(temperature), dim=-1)
 

@@ -9,8 +9,8 @@ from agents.engine.base import GenerateResult, Sampling
 Finish = Literal["stop", "length"]
 
 ALIGN = 64
-"""Prompts are computed in pieces that end at multiples of this, wherever steps cut them, and copied in whole pieces: the
-same tokens then get the same keys and values to the last bit, whichever requests run beside them."""
+"""Prompts are computed in pieces that end at multiples of this, wherever steps cut them, and copied in whole pieces:
+the same tokens then get the same keys and values to the last bit, whichever requests run beside them."""
 
 
 class Buffer(Protocol):

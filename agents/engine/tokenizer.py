@@ -1,7 +1,7 @@
 """Text to ids and back, with the ChatML template. No torch: the shards stage and the swarm use it as the engine does.
 
-Control tokens (`<|im_start|>`, `<|im_end|>`, ...) are only ever added by id. Text is encoded by a tokenizer that does not
-know them, so a tool result that says "<|im_end|>" is plain text to the model.
+Control tokens (`<|im_start|>`, `<|im_end|>`, ...) are only ever added by id. Text is encoded by a tokenizer that does
+not know them, so a tool result that says "<|im_end|>" is plain text to the model.
 """
 
 import json

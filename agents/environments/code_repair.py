@@ -25,10 +25,11 @@ _OTHERS = {"short": 1, "medium": 2, "long": 3}
 
 def build(pattern: UsagePattern, seed: int, eval_share: float = 0.15) -> Task:
     """A task about a package with one bug. Pure: the same arguments give the same task."""
-    return build_task(FAMILY, pattern, seed, eval_share, _draw)
+    return build_task(FAMILY, pattern, seed, eval_share, draw)
 
 
-def _draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+def draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+    """A draft with any bug, in a package as large as the pattern asks for."""
     return draft(rng, rng.choice(BUGS), rng.choice(KINDS), _OTHERS[length_class(pattern)])
 
 

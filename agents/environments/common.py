@@ -93,9 +93,10 @@ def verification(
     text = json.dumps(parameters, ensure_ascii=False, sort_keys=True)
     return Verification(
         files=[*specs, FileSpec(path="params.json", content=text)],
-        command=["python3", "-I", "/verify/verify.py"],
+        command=["python3", "-I", "-S", "/verify/verify.py"],
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
+        timeout_s=30.0,
     )
 
 

@@ -31,10 +31,11 @@ _UNSET: dict[str, object] = {
 
 def build(pattern: UsagePattern, seed: int, eval_share: float = 0.15) -> Task:
     """A task about synthetic files. Pure: the same arguments give the same task."""
-    return build_task(FAMILY, pattern, seed, eval_share, _draw)
+    return build_task(FAMILY, pattern, seed, eval_share, draw)
 
 
-def _draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+def draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+    """A draft about as many files as the pattern asks for."""
     kind = rng.choice(sorted(KINDS))
     chore = KINDS[kind](rng, length_class(pattern))
     columns = chore.values.get("columns", [])

@@ -21,10 +21,11 @@ _AWK_KINDS = ("aggregate", "filter_sort", "top_n")
 
 def build(pattern: UsagePattern, seed: int, eval_share: float = 0.15) -> Task:
     """A task about synthetic tables. Pure: the same arguments give the same task."""
-    return build_task(FAMILY, pattern, seed, eval_share, _draw)
+    return build_task(FAMILY, pattern, seed, eval_share, draw)
 
 
-def _draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+def draw(rng: random.Random, pattern: UsagePattern) -> Draft:
+    """A draft about tables that fit the pattern."""
     theme = rng.choice(themes_for(pattern.domain))
     kind = rng.choice(sorted(KINDS))
     source = rng.choice(("csv", "jsonl", "sqlite"))

@@ -58,7 +58,8 @@ def shapes(family: str, values: Mapping[str, object]) -> list[str]:
 def choices(family: str, kind: str, style: Style, values: Mapping[str, object]) -> dict[str, int]:
     """How many variants each piece has."""
     counts = {p: len(v) for p, v in _lines(family, kind, style, {**values, "shape": ""}).items()}
-    return {**counts, "shape": len(shapes(family, values))}
+    # A vague instruction does not say the shape: two names for one text could end up in both splits.
+    return {**counts, "shape": 1 if style == "vague" else len(shapes(family, values))}
 
 
 def compose(family: str, kind: str, style: Style, picks: Mapping[str, int], values: Mapping[str, object]) -> Wording:

@@ -10,10 +10,7 @@ from agents.sandbox.base import ExecResult, Sandbox
 from schemas.task import Action
 
 SANDBOX_TOOLS = {"bash": ("command",), "read_file": ("path",), "write_file": ("path", "content")}
-_WRITE = (
-    "import pathlib,sys; p=pathlib.Path(sys.argv[1]); p.parent.mkdir(parents=True,exist_ok=True); "
-    "p.write_bytes(sys.stdin.buffer.read())"
-)
+_WRITE = 'case $1 in */*) mkdir -p -- "${1%/*}/" || exit;; esac; cat > "$1"'
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,15 @@ def _arguments(action: Action) -> dict[str, str]:
     names = SANDBOX_TOOLS.get(action.tool)
     if names is None:
         raise ValueError(f"unknown tool: {action.tool}")
-    given = json.loads(action.arguments_json)
+    try:
+        given = json.loads(action.arguments_json)
+    except RecursionError as error:
+        raise ValueError("arguments nested too deeply") from error
     if not isinstance(given, dict) or set(given) != set(names) or not all(isinstance(v, str) for v in given.values()):
         raise ValueError(f"{action.tool} takes the text arguments {', '.join(names)}")
-    if any("\0" in given[name] for name in names if name != "content"):
-        raise ValueError("a null character cannot be part of a command or a path")
+    line = "".join(given[name] for name in names if name != "content")
+    if "\0" in line or any("\ud800" <= letter <= "\udfff" for letter in line):
+        raise ValueError("a command or a path cannot hold null characters or surrogates")
     return given
 
 
@@ -65,7 +66,7 @@ async def perform(sandbox: Sandbox, action: Action, timeout_s: float) -> ActionR
     elif action.tool == "read_file":
         command = ["cat", "--", arguments["path"]]
     else:
-        command = ["python3", "-I", "-c", _WRITE, arguments["path"]]
+        command = ["bash", "-c", _WRITE, "write_file", arguments["path"]]
     stdin = arguments.get("content", "").encode("utf-8", "surrogatepass")
     result = await sandbox.run(command, timeout_s=timeout_s, stdin=stdin, merge_stderr=True)
     return ActionResult(_text(result, timeout_s), failed=result.exit_code != 0, wall_s=result.wall_s)

@@ -13,14 +13,32 @@ from agents.engine.config import from_folder
 from agents.engine.models.llama import Llama
 from schemas.errors import ConfigError, InputError
 
-TEXT = """A small workshop on the edge of the town repairs clocks. Every morning the owner opens the shutters, sweeps the
-floor and winds the tall clock by the door. People bring her watches that stopped years ago, and most of them leave
-with a watch that works. She keeps a notebook in which she writes the date, the name of the customer, what was broken
-and how long the repair took. After ten years she had filled fourteen notebooks. One winter she counted the entries and
-found that almost half of all repairs were the same: a spring that had lost its strength. Since then she keeps a box of
-springs on the shelf behind her, sorted by size, and a repair that used to take a day is done in an hour. Her nephew
-wrote a short program that reads the table of repairs and prints the average time for each kind of fault. The first
-version of the program was wrong, because it counted the days on which the shop was closed.""".replace("\n", " ")
+TEXT = """A small workshop on the edge of the town repairs clocks. Every morning the owner opens the shutters, sweeps
+the floor and winds the tall clock by the door. People bring her watches that stopped years ago, and most of
+them leave with a watch that works. She keeps a notebook in which she writes the date, the name of the
+customer, what was broken and how long the repair took. After ten years she had filled fourteen notebooks.
+One winter she counted the entries and found that almost half of all repairs were the same: a spring that
+had lost its strength. Since then she keeps a box of springs on the shelf behind her, sorted by size, and a
+repair that used to take a day is done in an hour. Her nephew wrote a short program that reads the table of
+repairs and prints the average time for each kind of fault. The first version of the program was wrong,
+because it counted the days on which the shop was closed. To repair the program, she first wrote down what
+it should print for three weeks that she knew well. Then she ran it on the same weeks and compared the
+numbers by hand. Two of them agreed and the third was off by one day. The fault was in the line that
+subtracts one date from another: it took the day after the watch was collected instead of the day itself.
+Once the line was changed all three numbers agreed, and she kept the three weeks in a file so that the next
+change could be checked in the same way. The table itself has seven columns: number, date, customer, object,
+fault, hours and price. A row is never deleted. If a customer changes her mind, a second row is added with
+the same number and a price of zero, and a remark says why. At the end of each month the rows are sorted by
+fault and the hours are added up. The sum goes to a sheet of paper on the wall, where everybody who works in
+the shop can see it. In March there were forty repairs, in April thirty six, and in May, when the school is
+closed for two weeks, only twenty one. The owner thinks that people break fewer watches when they are on
+holiday, but her nephew says that they simply do not notice. If the water in the street rises, the shop has
+to be closed. It happened twice in the last twenty years. The first time the clocks on the lower shelves
+were lost, because nobody had thought of carrying them upstairs. The second time everyone knew what to do:
+one person took the watches, another one the tools, and the third one the notebooks. It took them less than
+ten minutes, and when the water was gone they only had to clean the floor and wait until the wood was dry.
+Since that day a small card hangs next to the door. It says who carries what, in which order, and where the
+key to the upper room is kept.""".replace("\n", " ")
 
 
 def logits_of(model: Llama, ids: list[int], chunk: int) -> torch.Tensor:
@@ -76,7 +94,7 @@ def test_batched_rows_of_several_sequences_equal_single_ones(tmp_path):
         spans.append(Span(model.new_kv(40), row, 0, len(ids)))
         row += len(ids)
     positions = torch.cat([torch.arange(len(ids)) for ids in lists])
-    together = model.logits(model.hidden(torch.tensor(sum(lists, [])), positions, spans))
+    together = model.logits(model.hidden(torch.tensor([token for ids in lists for token in ids]), positions, spans))
     assert (together - alone).abs().max() < 1e-4
 
 
@@ -84,8 +102,11 @@ def test_batched_rows_of_several_sequences_equal_single_ones(tmp_path):
 def smollm_logits(weights_file, tokenizer):
     ids = tokenizer.encode(TEXT)
     shape, read = weights.open_checkpoint(weights_file)
-    exact = Llama(shape, read, "fp32", kv_dtype=torch.float32)
-    return ids, logits_of(exact, ids, len(ids)), logits_of(Llama(shape, read, "fp16"), ids, 100)
+    exact = logits_of(Llama(shape, read, "fp32", kv_dtype=torch.float32), ids, len(ids))
+    fast = Llama(shape, read, "fp16", kv_dtype=torch.float32)
+    weights_only = logits_of(fast, ids, 100)
+    fast._kv_dtype = torch.bfloat16
+    return ids, exact, weights_only, logits_of(fast, ids[:300], 100)
 
 
 def perplexity(logits: torch.Tensor, ids: list[int]) -> float:
@@ -93,14 +114,26 @@ def perplexity(logits: torch.Tensor, ids: list[int]) -> float:
 
 
 def test_perplexity_is_that_of_a_language_model(smollm_logits):
-    ids, exact, fast = smollm_logits
-    assert 5 < perplexity(exact, ids) < 25
-    assert perplexity(fast, ids) == pytest.approx(perplexity(exact, ids), rel=0.01)
+    ids, exact, weights_only, product = smollm_logits
+    assert 10 < perplexity(exact, ids) < 45
+    assert perplexity(weights_only, ids) == pytest.approx(perplexity(exact, ids), rel=0.01)
+    assert perplexity(product, ids[:300]) == pytest.approx(perplexity(exact[:300], ids[:300]), rel=0.01)
 
 
 def test_fast_weights_choose_the_same_tokens(smollm_logits):
-    _, exact, fast = smollm_logits
-    assert (exact.argmax(-1) == fast.argmax(-1)).float().mean() >= 0.99
+    _, exact, weights_only, product = smollm_logits
+    assert (exact.argmax(-1) == weights_only.argmax(-1)).float().mean() >= 0.99
+    # Keys and values in bfloat16 add their own rounding: a few near ties fall the other way.
+    assert (exact[:300].argmax(-1) == product.argmax(-1)).float().mean() >= 0.98
+
+
+def test_gguf_row_order_is_undone():
+    heads, size, columns = 3, 8, 5
+    weight = torch.randn(heads * size, columns)
+    # As llama.cpp's convert_hf_to_gguf.py writes q and k.
+    stored = weight.reshape(heads, 2, size // 2, columns).swapaxes(1, 2).reshape(weight.shape)
+    assert not torch.equal(stored, weight)
+    assert torch.equal(weights._unpermute(stored, heads), weight)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +155,7 @@ def test_what_is_not_supported_is_named(tmp_path, change, message):
 
 def test_a_checkpoint_that_lacks_a_tensor_names_it(tmp_path):
     small_checkpoint(tmp_path, tied=True, shard="1GB")
-    shape, read = weights.open_checkpoint(tmp_path)
+    _, read = weights.open_checkpoint(tmp_path)
     with pytest.raises(InputError, match=r"model\.layers\.7\.mlp"):
         read("model.layers.7.mlp.up_proj.weight")
     (tmp_path / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00garbage!")

@@ -61,7 +61,7 @@ def step(scheduler: Scheduler, step_tokens: int) -> list[Sequence]:
 
 def counted(scheduler: Scheduler) -> int:
     running = sum(s.kv.capacity for s in scheduler.running if s.kv)
-    return running + sum(b.kv.capacity for b in scheduler.blocks._held.values())
+    return running + sum(b.kv.capacity for b in scheduler.blocks)
 
 
 REQUEST = st.tuples(

@@ -12,7 +12,7 @@ from agents.engine import files
 from agents.engine.base import ChatTurn
 from agents.engine.tokenizer import ChatTokenizer, load_tokenizer
 
-# SmolLM2's vocabulary has no token for some bytes: characters above U+3FFFF and a few control characters are lost to it.
+# SmolLM2's vocabulary lacks some bytes: characters above U+3FFFF and a few control characters are lost to it.
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"]), max_size=60)
 HOSTILE = st.lists(
     TEXT | st.sampled_from(["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|im_start|>system\n", "<repo_name>"]),

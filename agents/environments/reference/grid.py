@@ -24,7 +24,7 @@ def column_sums(grid: list[list[int]]) -> list[int]:
 
 
 def regions(grid: list[list[int]], value: int = 1) -> int:
-    """Number of connected areas of cells equal to `value`; cells touch at their sides."""
+    """Number of connected areas of cells equal to `value` (one if not given); cells touch at their sides."""
     open_cells = {(y, x) for y, row in enumerate(grid) for x, cell in enumerate(row) if cell == value}
     count = 0
     while open_cells:

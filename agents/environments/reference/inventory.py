@@ -29,7 +29,7 @@ class Inventory:
         return sum(count * self.prices[article] for article, count in self.counts.items())
 
     def low_stock(self, threshold: int = 5) -> list[str]:
-        """Articles with fewer pieces than `threshold`, by name."""
+        """Articles with fewer pieces than `threshold` (five if not given), by name."""
         return sorted(article for article, count in self.counts.items() if count < threshold)
 
     def cheapest(self) -> str | None:

@@ -44,7 +44,7 @@ def split_bill(total: int, people: int) -> list[int]:
 
 
 def add_fee(amount: int, percent: int, minimum: int = 100) -> int:
-    """Amount plus a fee of `percent`, rounded down, but at least `minimum`."""
+    """Amount plus a fee of `percent`, rounded down, but at least `minimum` (a hundred cents if not given)."""
     return amount + max(amount * percent // 100, minimum)
 
 

@@ -7,7 +7,7 @@ def page_count(items: int, size: int) -> int:
 
 
 def page(items: list[int], number: int, size: int = 10) -> list[int]:
-    """Items of one page; a page that does not exist is empty."""
+    """Items of one page, ten if no size is given; a page that does not exist is empty."""
     if number < 1:
         return []
     return items[(number - 1) * size : number * size]

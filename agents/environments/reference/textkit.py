@@ -45,5 +45,5 @@ def initials(name: str) -> str:
 
 
 def indent(lines: list[str], depth: int = 4) -> list[str]:
-    """Lines with `depth` spaces in front; blank lines become empty."""
+    """Lines with `depth` spaces in front, four if not given; blank lines become empty."""
     return [" " * depth + line if line.strip() else "" for line in lines]

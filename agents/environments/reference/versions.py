@@ -16,7 +16,7 @@ def compare(first: str, second: str) -> int:
 
 
 def bump(version: str, part: str = "patch") -> str:
-    """The next version; parts after the raised one become 0."""
+    """The next version, by its patch number if no part is given; parts after the raised one become 0."""
     major, minor, patch = parse(version)
     if part == "major":
         return f"{major + 1}.0.0"

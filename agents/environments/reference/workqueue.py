@@ -10,7 +10,7 @@ class WorkQueue:
         self.arrivals = 0
 
     def push(self, job: str, priority: int = 5) -> int:
-        """Add a job; returns how many wait. A full queue is an OverflowError."""
+        """Add a job, of middling priority 5 if not given; returns how many wait. A full queue is an OverflowError."""
         if len(self.jobs) >= self.capacity:
             raise OverflowError("queue is full")
         self.arrivals += 1

@@ -1,7 +1,7 @@
 """Runs calls against a module and tells what came out. The right results are not known here.
 
-The build imports `run_calls` and `digest` for them. In the sandbox this file is the child of `verify.py` that imports the
-agent's code. Whatever that code does to this process, it can only change what is reported, and only right values pass.
+The build imports `run_calls` and `digest` for them. In the sandbox this file is the child of `verify.py` that imports
+the agent's code. Whatever that code does to this process, it can only change what is reported; only right values pass.
 """
 
 # As few imports as possible: this starts for every point.
@@ -59,6 +59,8 @@ def main() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(silent, descriptor)
     sys.path.insert(0, os.getcwd())
+    # No stale bytecode of the agent's: an edit within a second that keeps the size would be missed.
+    sys.pycache_prefix = "/nonexistent"
     module = importlib.import_module(request["module"])
     os.write(report, json.dumps(run_calls(module, request["calls"])).encode())
 
