@@ -52,7 +52,7 @@ class Verification(Record):
     """Points that fail on the untouched workspace and must pass after."""
     pass_to_pass: list[str]
     """Points that pass before and must still pass after."""
-    timeout_s: float = 20.0
+    timeout_s: float = 60.0
     """Wall time of the command."""
 
 

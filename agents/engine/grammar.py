@@ -52,7 +52,8 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EngineRefused(f"grammar: {self._matcher.get_error()}")
+            # The first line says what is wrong; the rest is the parser's state and the whole grammar.
+            raise EngineRefused(f"grammar: {self._matcher.get_error().strip().partition(chr(10))[0]}")
 
 
 def tool_call_grammar(

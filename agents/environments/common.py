@@ -18,9 +18,9 @@ from schemas.task import Action, BlueprintStep, Budget, FileSpec, Task, Verifica
 
 Phase = Literal["explore", "work", "check", "submit"]
 _BUDGETS: dict[LengthClass, Budget] = {
-    "short": Budget(turns=10, output_tokens=4096, command_s=10.0, episode_s=240.0),
-    "medium": Budget(turns=14, output_tokens=6144, command_s=10.0, episode_s=360.0),
-    "long": Budget(turns=18, output_tokens=8192, command_s=15.0, episode_s=480.0),
+    "short": Budget(turns=10, output_tokens=4096, command_s=20.0, episode_s=900.0),
+    "medium": Budget(turns=14, output_tokens=6144, command_s=20.0, episode_s=900.0),
+    "long": Budget(turns=18, output_tokens=8192, command_s=20.0, episode_s=900.0),
 }
 _ATTEMPTS = 40
 _HIGHEST_SLIP_RATE = 0.35
@@ -96,7 +96,7 @@ def verification(
         command=["python3", "-I", "-S", "/verify/verify.py"],
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
-        timeout_s=30.0,
+        timeout_s=60.0,
     )
 
 

@@ -49,11 +49,11 @@ def report(figure: str, ours: float, peer: str, theirs: float, unit: str, bar: f
 
 
 def turns(name: str, engine: Callable[[], EmbeddedEngine]) -> None:
-    """Four turns of one conversation about 900 tokens long at its end, each asked of `engine()`."""
+    """Four turns of one conversation about 1,500 tokens long at its end, each asked of `engine()`."""
     context: tuple[int, ...] = ()
     replies: tuple[str, ...] = ()
     for turn in range(4):
-        text = f"{name} part {turn}. " + WORDS * 9
+        text = f"{name} part {turn}. " + WORDS * 16
         (reply,) = asyncio.run(ask(engine(), [request(name, text, context, replies)]))
         context += (reply.prompt_ids or ()) + (reply.output_ids or ())
         replies += (reply.text,)

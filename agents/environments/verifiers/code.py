@@ -25,8 +25,9 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, FOLDER)
 from probe import digest  # noqa: E402
 
-POINT_S = 8.0
-ALL_S = 26.0
+# Wall time only ends code that sleeps; what computes for ever meets the CPU limit, whatever the load of the host.
+POINT_S = 20.0
+ALL_S = 50.0
 MAX_REPORT = 1 << 18
 PR_SET_DUMPABLE = 4
 
