@@ -78,7 +78,7 @@ class ChatTokenizer:
         """The same vocabulary as llguidance wants it. Takes about a second to make."""
         from llguidance import LLTokenizer
 
-        # Slices are token sets whose masks are ready made: with one for text without "<", a mask of the free text in front
+        # Slices are token sets with ready-made masks: with one for text without "<", a mask of the free text in front
         # of a tool call takes 0.1 ms instead of 1.
         slices = ["[^<]{1,20}", *LLTokenizer.general_slices()]
         return LLTokenizer(json.dumps(self._definition), n_vocab=self.vocab_size, eos_token=self.eos_id, slices=slices)
