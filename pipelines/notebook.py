@@ -35,8 +35,8 @@ class EpisodeView:
             trim_blocks=True,
         )
         e = self.episode
-        replies = {(i, t.agent): None for t in e.trajectories for i in range(len(t.messages))}
-        replies |= {(turn.message, t.agent): turn for t in e.trajectories for turn in t.turns}
+        turns = {(turn.message, t.agent): turn for t in e.trajectories for turn in t.turns}
+        replies = {(i, t.agent): turns.get((i, t.agent)) for t in e.trajectories for i in range(len(t.messages))}
         points = sorted(json.loads(e.points_json or "{}").items())
         return pages.get_template("episode.html.j2").render(e=e, replies=replies, points=points)
 
@@ -50,7 +50,8 @@ class Run:
     def sql(self, query: str) -> pl.DataFrame:
         """Rows of a DuckDB query over the run's tables."""
         with connect(self.folder) as connection:
-            return connection.execute(query).pl()
+            frame: pl.DataFrame = connection.sql(query).pl()
+            return frame
 
     def episode(self, start: str) -> EpisodeView:
         """The episode whose id starts so. Raises InputError when none or several do."""

@@ -70,10 +70,7 @@ def run_stage(run: RunFolder, stage: str, progress: Progress, beam_options: Sequ
     """Run one stage and mark it done."""
     work = getattr(importlib.import_module(f"pipelines.transforms.{stage}"), f"run_{stage}")
     with finishing(run, stage):
-        if stage == "rollout":
-            work(run, run.config(), progress)
-        else:
-            work(run, run.config(), progress, beam_options)
+        work(run, run.config(), progress, beam_options)
     if not run.has_output(stage):
         raise StageError(f"{stage}: wrote no table `{OUTPUT[stage]}`")
 

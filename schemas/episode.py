@@ -7,7 +7,8 @@ from schemas.record import Count, Effort, Float32, Int32, Record
 from schemas.task import Action
 
 StopReason = Literal[
-    "submitted", "turn_budget", "token_budget", "time_budget", "context_full", "stalled", "engine_error", "sandbox_error"
+    "submitted", "turn_budget", "token_budget", "time_budget", "context_full", "stalled", "engine_error",
+    "sandbox_error",
 ]  # fmt: skip
 Layout = Literal["solo", "team"]
 

@@ -82,7 +82,7 @@ class RolloutSettings(Settings):
     """How episodes are run."""
 
     plays: list[PlaySettings] = [
-        PlaySettings(policy="blueprint"),
+        PlaySettings(policy="blueprint", max_episodes=288),
         PlaySettings(policy="engine", max_episodes=72, max_turns=4, max_reply_tokens=128),
     ]
     """Which policies play what."""

@@ -1,4 +1,4 @@
-"""One partner conversation, normalised from whatever format it was logged in. Private: never leaves the session store."""
+"""One partner conversation, normalised from whatever format it was logged in. Never leaves the session store."""
 
 from datetime import datetime
 from typing import Literal

@@ -22,7 +22,7 @@ class Action(Record):
     """One thing an agent does, in the product's own tool vocabulary; a scaffold writes it as text."""
 
     tool: str
-    """bash(command) | read_file(path) | write_file(path, content) | submit(answer) | send_message(to, text) | wait()."""
+    """bash(command), read_file(path), write_file(path, content), submit(answer), send_message(to, text) or wait()."""
     arguments_json: str
     """Arguments as a JSON object."""
 

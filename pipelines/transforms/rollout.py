@@ -7,7 +7,7 @@ Inside a worker all episodes of a batch are coroutines on one loop thread; each 
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ BATCH = 2048
 """Most episodes in one element: enough that a batch's tail is a small part of it."""
 
 
-def run_rollout(run: RunFolder, config: RunConfig, progress: Progress) -> None:
+def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_options: Sequence[str] = ()) -> None:
     """Play what is missing, then write the table. A run killed at any moment loses no episode that ended."""
     tasks = {task.task_id: task for task in store.read_records(run.path, "tasks", Task)}
     specs = {spec.episode_id: spec for spec in plan_episodes(list(tasks.values()), config)}
@@ -44,7 +44,7 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress) -> None:
             _ = pipeline | beam.Create(_batches(todo, tasks, config.workers)) | beam.Reshuffle() | beam.ParDo(play)
 
         if todo:
-            run_pipeline(rollout, config.workers)
+            run_pipeline(rollout, config.workers, beam_options)
         with store.replacing(run.path, "episodes", config.parts) as out:
 
             def table(pipeline: beam.Pipeline) -> None:
@@ -57,7 +57,7 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress) -> None:
                     | WriteTable(out, "episodes", config.parts)
                 )
 
-            run_pipeline(table, config.workers)
+            run_pipeline(table, config.workers, beam_options)
 
 
 def _journaled(folder: Path) -> set[str]:
@@ -92,12 +92,30 @@ class _Worker:
         self._thread = threading.Thread(target=self.loop.run_forever, name="rollout", daemon=True)
         self._thread.start()
 
+    def run(self, work: Coroutine[Any, Any, list[str]]) -> list[str]:
+        """The result of a coroutine on the loop. When this thread is interrupted, it is cancelled and waited for."""
+        running = asyncio.run_coroutine_threadsafe(_started(work), self.loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(_ended(running), self.loop).result()
+        except BaseException:
+            self.loop.call_soon_threadsafe(running.cancel)
+            asyncio.run_coroutine_threadsafe(asyncio.wait({running}), self.loop).result()
+            raise
+
     def close(self) -> None:
         """Free the engine and end the thread."""
         asyncio.run_coroutine_threadsafe(self.runtime.close(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _started(work: Coroutine[Any, Any, list[str]]) -> asyncio.Task[list[str]]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def _ended(task: asyncio.Task[list[str]]) -> list[str]:
+    return await asyncio.shield(task)
 
 
 _workers: dict[str, tuple[_Worker, int]] = {}
@@ -133,11 +151,7 @@ class PlayEpisodes(beam.DoFn):
         batch = json.loads(element)
         specs = [EpisodeSpec.model_validate(spec) for spec in batch["specs"]]
         tasks = {task_id: Task.model_validate(task) for task_id, task in batch["tasks"].items()}
-        done = asyncio.run_coroutine_threadsafe(self._play(specs, tasks), self._worker.loop)
-        try:
-            yield from done.result()
-        finally:
-            done.cancel()
+        yield from self._worker.run(self._play(specs, tasks))
 
     async def _play(self, specs: list[EpisodeSpec], tasks: dict[str, Task]) -> list[str]:
         writer = journal.JournalWriter(Path(self._folder))

@@ -64,7 +64,7 @@ def test_bash_minimal_writes_the_very_bytes(tmp_path, content: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCAFFOLDS)
-@given(reply=st.one_of(TEXT, st.text("<tool_cal>/`bash\n{}\"name:arguments[]submit \\ud800", max_size=120)))
+@given(reply=st.one_of(TEXT, st.text('<tool_cal>/`bash\n{}"name:arguments[]submit \\ud800', max_size=120)))
 def test_any_reply_is_read_or_explained(name: str, reply: str) -> None:
     read = scaffold(name).parse(reply, TOOLS)
     assert bool(read.actions) != bool(read.error)

@@ -96,6 +96,11 @@ def _python() -> list[str]:
     if folder is not None:
         environment["PATH"] = f"/opt/python/bin:{PATHS}"
         out += ["dir", "opt", "755", "bind", str(folder), "opt/python"]
+        packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        if packages.is_dir():
+            # The host's own packages are not the tasks' business, and its .pth files cost every start of Python dear.
+            inside = f"opt/python/{packages.relative_to(folder).as_posix()}"
+            out += ["tmpfs", inside, "size=4k,nr_inodes=1,mode=0555"]
         library = sysconfig.get_config_var("INSTSONAME")
         if sysconfig.get_config_var("Py_ENABLE_SHARED") and (folder / "lib" / str(library)).exists():
             # Its programs look for the library at the old place. Only this one is offered: the folder may hold others
