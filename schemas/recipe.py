@@ -68,12 +68,12 @@ class EngineSettings(Settings):
     """0 is greedy."""
     top_p: float = Field(default=0.95, gt=0, le=1)
     """Nucleus."""
-    max_batch: int = Field(default=32, ge=1)
+    max_batch: int = Field(default=64, ge=1)
     """Sequences decoded at once."""
     context: int = Field(default=4096, ge=256)
     """Longest conversation in tokens."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads; null for one per core."""
+    """Threads that decode, each with sequences of its own; null for one per core."""
     constrain_tools: bool = True
     """Constrain tool calls to the tools' JSON schemas, where the scaffold has them."""
 
@@ -82,12 +82,12 @@ class RolloutSettings(Settings):
     """How episodes are run."""
 
     plays: list[PlaySettings] = [
-        PlaySettings(policy="blueprint", max_episodes=288),
-        PlaySettings(policy="engine", max_episodes=72, max_turns=4, max_reply_tokens=128),
+        PlaySettings(policy="blueprint", max_episodes=240),
+        PlaySettings(policy="engine", max_episodes=60, max_turns=3, max_reply_tokens=96),
     ]
     """Which policies play what."""
-    concurrency: int = Field(default=32, ge=1)
-    """Episodes in flight."""
+    concurrency: int = Field(default=64, ge=1)
+    """Episodes in flight, per policy."""
 
 
 class SandboxSettings(Settings):

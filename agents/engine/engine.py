@@ -1,33 +1,31 @@
-"""The embedded engine: `base.Engine` over one thread that runs steps. Made by `load`; called by `agents.swarm.policy`.
+"""The embedded engine: `base.Engine` over threads that run steps. Made by `load`; called by `agents.swarm.policy`.
 
-A step is schedule -> run -> settle. Requests join and leave between steps, so one that comes late does not wait for the
-others to end, and one that is cancelled frees its place at once.
+Requests join and leave between steps, so one that comes late does not wait for the others to end, and one that is
+cancelled frees its place at once. A conversation stays with the thread that holds its keys and values.
 """
 
 import asyncio
 import contextlib
-import threading
+import os
 from collections.abc import Callable
-
-import torch
 
 from agents.engine.base import ChatTurn, GenerateRequest, GenerateResult
 from agents.engine.effort import reply_budget
 from agents.engine.grammar import Constraint
 from agents.engine.models.llama import Llama
 from agents.engine.runner import Runner
-from agents.engine.sampler import Draw
 from agents.engine.scheduler import Scheduler
-from agents.engine.sequence import Finish, Sequence
+from agents.engine.sequence import Sequence
 from agents.engine.tokenizer import ChatTokenizer
-from schemas.errors import EngineError, EngineRefused, EngineUnavailable
+from agents.engine.worker import Worker
+from schemas.errors import ContextFull, EngineRefused
 
 KV_MEGABYTES = 1280
 """Default memory for keys and values, of running requests and of conversations between turns."""
 
 
 class EmbeddedEngine:
-    """A model in this process. `steps`, `sampled`, `prefilled` and `cached` count work done, in steps and tokens."""
+    """A model in this process, decoded by `threads` threads (None: one per core)."""
 
     def __init__(
         self,
@@ -44,18 +42,39 @@ class EmbeddedEngine:
         self.model = name
         self.context = min(context, model.shape.context)
         self.tokenizer = tokenizer
-        self.steps = self.sampled = self.prefilled = self.cached = 0
-        self._version = version
-        self._threads = threads
-        self._runner = Runner(model, sorted(tokenizer.control_ids - {tokenizer.eos_id}))
-        budget = kv_megabytes * 2**20 // model.kv_bytes_per_token
-        self._scheduler = Scheduler(max_batch, budget, model.new_kv)
-        self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
-        self._closing = False
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._thread.start()
+        count = min(threads or _cores(), max_batch)
+        banned = sorted(tokenizer.control_ids - {tokenizer.eos_id})
+        self._budget = kv_megabytes * 2**20 // model.kv_bytes_per_token // count
+        self._workers = [
+            Worker(
+                Runner(model, banned),
+                Scheduler(-(-max_batch // count), self._budget, model.new_kv),
+                tokenizer,
+                version,
+            )
+            for _ in range(count)
+        ]
+        self._homes: dict[str, Worker] = {}
+
+    @property
+    def steps(self) -> int:
+        """Steps of all threads."""
+        return sum(worker.steps for worker in self._workers)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled."""
+        return sum(worker.sampled for worker in self._workers)
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens computed."""
+        return sum(worker.prefilled for worker in self._workers)
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens taken over instead of computed."""
+        return sum(worker.cached for worker in self._workers)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """One reply. EngineRefused when the request is wrong, EngineUnavailable after `close`."""
@@ -68,32 +87,37 @@ class EmbeddedEngine:
                 loop.call_soon_threadsafe(_resolve, future, outcome)
 
         sequence = self._sequence(request, deliver)
-        self._post(lambda: self._scheduler.add(sequence))
+        worker = self._home(request.conversation)
+        worker.add(sequence)
+        worker.load += 1
         try:
             return await future
         finally:
+            worker.load -= 1
             sequence.cancelled = not future.done() or future.cancelled()
+
+    def _home(self, conversation: str) -> Worker:
+        """The thread of a conversation: where it was before, else the one with the least to do."""
+        least = min(self._workers, key=lambda worker: worker.load)
+        return self._homes.setdefault(conversation, least)
 
     def release(self, conversation: str) -> None:
         """Drop state kept for a conversation: its memory is the first to be reused. Unknown names are fine."""
-        with self._wake:
-            if not self._closing and self._failure is None:
-                self._inbox.append(lambda: self._scheduler.blocks.release(conversation))
-                self._wake.notify()
+        worker = self._homes.pop(conversation, None)
+        if worker is not None:
+            worker.release(conversation)
 
     async def close(self) -> None:
-        """End the thread; requests in flight get EngineUnavailable. Safe to call twice."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
+        """End the threads; requests in flight get EngineUnavailable. Safe to call twice."""
+        for worker in self._workers:
+            await asyncio.to_thread(worker.close)
 
     def _sequence(self, request: GenerateRequest, deliver: Callable[[GenerateResult | Exception], None]) -> Sequence:
         ids = [*request.context_ids, *self._prefix(request)]
         sampling = request.sampling
-        room = min(self.context, self._scheduler.blocks.budget) - len(ids)
+        room = min(self.context, self._budget) - len(ids)
         if room < 1:
-            raise EngineRefused(f"the prompt has {len(ids)} tokens, the context {self.context}")
+            raise ContextFull(f"the prompt has {len(ids)} tokens, the context {self.context}")
         if sampling.max_tokens < 1:
             raise EngineRefused(f"max_tokens is {sampling.max_tokens}")
         return Sequence(
@@ -119,90 +143,6 @@ class EmbeddedEngine:
         closed = request.context_ids[-1] == self.tokenizer.eos_id
         return self.tokenizer.chat_prefix(messages[replies[-1] + 1 :], first=False, closed=closed)
 
-    def _post(self, action: Callable[[], None]) -> None:
-        """Have the engine's thread do something between steps."""
-        with self._wake:
-            if self._closing or self._failure is not None:
-                raise EngineUnavailable(f"the engine has stopped: {self._failure or 'closed'}")
-            self._inbox.append(action)
-            self._wake.notify()
-
-    def _loop(self) -> None:
-        torch.set_num_threads(self._threads or _cores())
-        try:
-            while self._next():
-                self._step()
-            raise EngineUnavailable("the engine was closed")
-        except Exception as error:  # noqa: BLE001 - whatever ends the thread must reach those who wait for it
-            failure = error if isinstance(error, EngineError) else EngineError(f"the engine failed: {error!r}")
-            with self._wake:
-                self._failure = failure
-                for action in self._inbox:
-                    action()
-            for sequence in self._scheduler.drain():
-                sequence.deliver(failure)
-
-    def _next(self) -> bool:
-        """Take in what was posted; wait while there is nothing to do. False when the engine closes."""
-        with self._wake:
-            while not (self._inbox or self._closing or self._scheduler.busy):
-                self._wake.wait()
-            actions, self._inbox = self._inbox, []
-            for action in actions:
-                action()
-            return not self._closing
-
-    def _step(self) -> None:
-        slices = self._scheduler.schedule()
-        if not slices:
-            return
-        self.steps += 1
-        self.prefilled += sum(part.count for part in slices if not part.sequence.replying)
-        for sequence, drawn in self._runner.run(slices):
-            self._settle(sequence, drawn)
-
-    def _settle(self, sequence: Sequence, drawn: Draw) -> None:
-        """Append what was sampled and what the grammar forces after it; deliver the reply when it is whole."""
-        try:
-            forced = sequence.matcher.forced(drawn.token) if sequence.matcher else []
-        except EngineRefused as error:
-            self._scheduler.finish(sequence)
-            sequence.deliver(error)
-            return
-        for token, logprob in [(drawn.token, drawn.logprob), *((token, 0.0) for token in forced)]:
-            sequence.ids.append(token)
-            sequence.logprobs.append(logprob)
-            self.sampled += 1
-            finish = self._finish(sequence)
-            if finish is not None:
-                self.cached += sequence.cached
-                self._scheduler.finish(sequence)
-                sequence.deliver(self._result(sequence, finish))
-                return
-
-    def _finish(self, sequence: Sequence) -> Finish | None:
-        if sequence.ids[-1] == self.tokenizer.eos_id:
-            return "stop"
-        if sequence.sampling.stop and self._stop_at(sequence) is not None:
-            return "stop"
-        return "length" if len(sequence.ids) - sequence.prompt >= sequence.limit else None
-
-    def _stop_at(self, sequence: Sequence) -> int | None:
-        text = self.tokenizer.decode(sequence.output)
-        places = [place for stop in sequence.sampling.stop if (place := text.find(stop)) >= 0]
-        return min(places, default=None)
-
-    def _result(self, sequence: Sequence, finish: Finish) -> GenerateResult:
-        return GenerateResult(
-            text=self.tokenizer.decode(sequence.output)[: self._stop_at(sequence)],
-            finish_reason=finish,
-            prompt_ids=tuple(sequence.ids[sequence.context : sequence.prompt]),
-            output_ids=tuple(sequence.output),
-            logprobs=tuple(sequence.logprobs),
-            policy_version=self._version,
-            cached_tokens=sequence.cached,
-        )
-
 
 def _resolve(future: "asyncio.Future[GenerateResult]", outcome: GenerateResult | Exception) -> None:
     if future.done():
@@ -214,6 +154,4 @@ def _resolve(future: "asyncio.Future[GenerateResult]", outcome: GenerateResult |
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

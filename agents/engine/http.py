@@ -9,6 +9,7 @@ it runs with `--logprobs-mode processed_logprobs`.
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from agents.engine.base import GenerateRequest, GenerateResult
 from agents.engine.effort import reply_budget
-from schemas.errors import EngineRefused, EngineUnavailable
+from schemas.errors import ContextFull, EngineRefused, EngineUnavailable
 from schemas.recipe import EngineSettings
 
 ATTEMPTS = 6
@@ -26,6 +27,8 @@ ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
 """Longest pause between tries, whatever Retry-After asks for."""
 _RETRIED = (408, 409, 425, 429)
+# OpenAI's error code, and how vLLM and SGLang put it.
+_FULL = re.compile(r"context_length_exceeded|maximum context length|longer than the model's context", re.IGNORECASE)
 
 
 class _Transient(Exception):
@@ -117,7 +120,8 @@ class HttpEngine:
         if status in _RETRIED or status >= 500:
             raise _Transient(f"HTTP {status}: {_message(response)}", _retry_after(response))
         if status >= 300:
-            raise EngineRefused(f"{self._url}: HTTP {status}: {_message(response)}")
+            refused = ContextFull if _FULL.search(response.text) else EngineRefused
+            raise refused(f"{self._url}: HTTP {status}: {_message(response)}")
         try:
             body = response.json()
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agents.engine.base import ChatTurn, Engine, GenerateRequest, Sampling
-from agents.engine.effort import reply_budget
 from agents.engine.grammar import tool_call_grammar
 from agents.scaffolds.base import Scaffold
 from schemas.episode import ChatMessage, Turn
@@ -78,7 +77,7 @@ class EnginePolicy:
     ) -> None:
         self._engine, self._scaffold = engine, scaffold
         self._episode_id, self._seed, self._effort = episode_id, seed, effort
-        self._max_tokens = reply_budget(effort, max_reply_tokens)
+        self._max_tokens = max_reply_tokens
         self._temperature, self._top_p, self._constrain = temperature, top_p, constrain_tools
         self._agents: set[str] = set()
 

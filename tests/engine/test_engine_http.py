@@ -16,7 +16,7 @@ from starlette.routing import Route
 from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.http import HttpEngine
 from agents.engine.load import load_engine
-from schemas.errors import EngineRefused, EngineUnavailable
+from schemas.errors import ContextFull, EngineRefused, EngineUnavailable
 from schemas.recipe import EngineSettings
 
 
@@ -195,6 +195,15 @@ def test_a_refusal_is_not_tried_again_and_says_why(server, status):
     with pytest.raises(EngineRefused, match=f"HTTP {status}: context length exceeded"):
         ask(server, request())
     assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "message", ["code context_length_exceeded", "This model's maximum context length is 8192 tokens. However, ..."]
+)
+def test_a_conversation_that_is_too_long_is_told_apart(server, message):
+    server.script = [error(400, message)]
+    with pytest.raises(ContextFull):
+        ask(server, request())
 
 
 def test_concurrency_is_bounded(server):
