@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 .PHONY: help setup run test check format bench docs clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## the environment in .venv, with the small model's weights
 
@@ -35,6 +35,9 @@ format: setup  ## let ruff format the code
 
 bench: setup  ## the benchmarks, JSON lines of ratios
 	@for f in tests/bench/bench_*.py; do $(PY) $$f || exit 1; done
+
+bench-%: setup  ## one of them: bench-engine, bench-ingest, bench-merge, bench-rollout, bench-sandbox
+	$(PY) tests/bench/bench_$*.py
 
 docs: setup  ## docs/tables.md, generated from the schemas
 	$(PY) -m schemas.docs > docs/tables.md

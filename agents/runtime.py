@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
 from agents.engine.base import Engine
@@ -92,7 +92,9 @@ def _threaded(settings: EngineSettings) -> EngineSettings:
     return settings.model_copy(update={"threads": len(os.sched_getaffinity(0))})
 
 
-async def run_all(runtime: Runtime, specs: Iterable[EpisodeSpec], tasks: Mapping[str, Task]) -> AsyncIterator[Episode]:
+async def run_all(
+    runtime: Runtime, specs: Iterable[EpisodeSpec], tasks: Mapping[str, Task]
+) -> AsyncGenerator[Episode, None]:
     """Episodes as they end, at most `config.rollout.concurrency` in flight per policy.
 
     Policies have caps of their own so that cheap episodes do not queue behind the ones that wait for a model.

@@ -13,7 +13,7 @@ from schemas.tables import arrow_schema
 if TYPE_CHECKING:
     from pipelines.shards import ShardFacts, ShardFile
 
-SYNTHETIC = ("blueprint",)
+SYNTHETIC = ("blueprint", "scripted")
 """Policies whose replies no model chose."""
 
 

@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RunDir = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.", show_default=False)]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker threads of the embedded Beam runner.")]
 Beam = Annotated[str, typer.Option("--beam", help='Options for Beam, e.g. "--runner=FlinkRunner --flink_master=...".')]
@@ -42,15 +42,23 @@ def run(
     from pipelines.config import load_config
     from pipelines.folder import locked
     from pipelines.progress import Progress
-    from pipelines.stages import interruptible, open_for, run_all
+    from pipelines.stages import interruptible, logs_for, open_for, run_all
 
-    chosen = load_config(config, seed=seed, workers=workers)
+    chosen, options = load_config(config, seed=seed, workers=workers), _options(beam)
+    logs_for(source, out)  # before a folder is made
     with interruptible(out), locked(out):
         folder = open_for(source, out, chosen)
-        run_all(folder, Progress(), shlex.split(beam))
+        run_all(folder, Progress(), options)
         from pipelines.summary import print_summary
 
         print_summary(folder)
+
+
+def _options(beam: str) -> list[str]:
+    try:
+        return shlex.split(beam)
+    except ValueError as e:
+        raise ConfigError(f"--beam {beam!r}: {e}") from e
 
 
 def _alone(path: Path, stage: str, beam: str, source: Path | None = None) -> None:
@@ -58,11 +66,11 @@ def _alone(path: Path, stage: str, beam: str, source: Path | None = None) -> Non
     from pipelines.progress import Progress
     from pipelines.stages import interruptible, open_for, run_alone
 
-    folder = open_run(path)
+    folder, options = open_run(path), _options(beam)
     with interruptible(path), locked(path):
         if stage == "ingest":
             folder = open_for(source or Path(folder.facts()["input"]), path, folder.config())
-        run_alone(folder, stage, Progress(), shlex.split(beam))
+        run_alone(folder, stage, Progress(), options)
 
 
 @app.command()
@@ -119,7 +127,9 @@ def summary(run_dir: RunDir) -> None:
 @app.command()
 def sql(
     run_dir: RunDir,
-    query: Annotated[str, typer.Argument(help="One SELECT over sessions, patterns, tasks, episodes, ...")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="One SELECT over sessions, patterns, tasks, episodes, ...")
+    ],
     output: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print it.")] = "table",
 ) -> None:
     """Query the tables of a run with DuckDB."""
@@ -131,7 +141,8 @@ def sql(
 
 @app.command()
 def show(
-    run_dir: RunDir, episode: Annotated[str, typer.Argument(help="Id of an episode, or a unique beginning of one.")]
+    run_dir: RunDir,
+    episode: Annotated[str, typer.Argument(metavar="EPISODE", help="Id of an episode, or a unique beginning of one.")],
 ) -> None:
     """Print one episode, readable in a terminal."""
     from pipelines.folder import open_run
@@ -142,7 +153,7 @@ def show(
 
 @app.command()
 def merge(
-    models: Annotated[list[Path], typer.Argument(help="Folders of safetensors checkpoints.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Folders of safetensors checkpoints.")],
     method: Annotated[Literal["linear", "slerp"], typer.Option("--method", help="How to merge.")],
     out: Out,
     weights: Annotated[
@@ -179,11 +190,11 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on standard error and exit status 2."""
+    """Entry point: an error of ours, or of the file system, is one line on standard error and exit status 2."""
     try:
         check_names()
         app()
-    except TrajmillError as error:
+    except (TrajmillError, OSError) as error:
         if "--debug" in sys.argv:
             raise
         print(f"trajmill: {error}", file=sys.stderr)

@@ -3,12 +3,17 @@
 Fields and defaults stand in schemas.recipe.
 """
 
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from agents.engine.files import SMOLLM2, find
+from agents.environments import FAMILIES
+from agents.scaffolds import SCAFFOLDS
 from schemas.errors import ConfigError
 from schemas.recipe import RunConfig
 
@@ -30,15 +35,49 @@ def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int | None:
     return line
 
 
-def _explain(error: ValidationError, source: str, text: str) -> str:
+Problem = tuple[tuple[int | str, ...], str]
+"""Path of a field, and what is wrong with it."""
+
+
+def _explain(problems: list[Problem], source: str, text: str) -> str:
     """Each problem with its field path and, for a file, its line."""
     node = yaml.compose(text, Loader=yaml.SafeLoader) if text else None
     lines = []
-    for problem in error.errors(include_url=False, include_input=False):
-        line = _line_of(node, problem["loc"])
+    for path, message in problems:
+        line = _line_of(node, path)
         place = f"{source}:{line}" if line else source
-        lines.append(f"{place}: {'.'.join(map(str, problem['loc'])) or 'document'}: {problem['msg']}")
+        lines.append(f"{place}: {'.'.join(map(str, path)) or 'document'}: {message}")
     return "\n".join(lines)
+
+
+def _malformed(error: ValidationError) -> Iterator[Problem]:
+    schema = RunConfig.model_json_schema()
+    known = sorted({name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())})
+    for problem in error.errors(include_url=False, include_input=False):
+        message = problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            near = get_close_matches(str(problem["loc"][-1]), known, n=1)
+            message = f"no such field; did you mean {near[0]}?" if near else "no such field"
+        yield problem["loc"], message
+
+
+def _impossible(config: RunConfig) -> Iterator[Problem]:
+    """Names that no stage would find, told before the first stage has worked for nothing."""
+    if not config.tasks.families:
+        yield ("tasks", "families"), f"none; there are {', '.join(FAMILIES)}"
+    for i, family in enumerate(config.tasks.families):
+        if family not in FAMILIES:
+            yield ("tasks", "families", i), f"no family {family!r}; there are {', '.join(FAMILIES)}"
+    for i, play in enumerate(config.rollout.plays):
+        for k, name in enumerate(play.scaffolds):
+            if name not in SCAFFOLDS:
+                place = ("rollout", "plays", i, "scaffolds", k)
+                yield place, f"no scaffold {name!r}; there are {', '.join(SCAFFOLDS)}"
+    try:
+        # Shards need a tokenizer even where no episode samples from the embedded model.
+        find(SMOLLM2 if config.engine.url else config.engine.model)
+    except ConfigError as error:
+        yield ("engine", "model"), str(error)
 
 
 def load_config(path: Path | None = None, **overrides: Any) -> RunConfig:
@@ -60,6 +99,9 @@ def load_config(path: Path | None = None, **overrides: Any) -> RunConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected fields and values, found a {type(data).__name__}")
     try:
-        return RunConfig.model_validate({**data, **{k: v for k, v in overrides.items() if v is not None}})
+        config = RunConfig.model_validate({**data, **{k: v for k, v in overrides.items() if v is not None}})
     except ValidationError as e:
-        raise ConfigError(_explain(e, source, text)) from e
+        raise ConfigError(_explain(list(_malformed(e)), source, text)) from e
+    if problems := list(_impossible(config)):
+        raise ConfigError(_explain(problems, source, text))
+    return config

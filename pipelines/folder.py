@@ -37,7 +37,7 @@ OUTPUT = {
     "score": "samples",
     "shards": "shards",
 }
-_READS = {
+READS = {
     "ingest": (),
     "patterns": ("ingest",),
     "tasks": ("patterns",),
@@ -107,7 +107,7 @@ class RunFolder:
     def input_hash(self, stage: str) -> str:
         """Hash of all that decides what `stage` writes. Raises StageError when a stage before it is not done."""
         upstream = {}
-        for name in _READS[stage]:
+        for name in READS[stage]:
             marker = self.marker(name)
             if marker is None:
                 raise StageError(f"{stage}: stage `{name}` is not done in {self.path}; run it first")
@@ -127,7 +127,7 @@ class RunFolder:
         marker = self.marker(stage)
         return (
             marker is not None
-            and all(self.is_done(name) for name in _READS[stage])
+            and all(self.is_done(name) for name in READS[stage])
             and marker["input"] == self.input_hash(stage)
         )
 

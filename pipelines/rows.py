@@ -39,9 +39,9 @@ def token_row(sample: Sample, tokenizer: Tokenizer) -> TokenRow:
     """The sample as token ids with a loss mask, up to the last reply; what follows it is seen by nobody.
 
     Where the policy sampled tokens, the ids are its own: the concatenation of every turn's prompt and output ids,
-    exactly what the model saw and wrote. Otherwise (blueprint) `tokenizer` writes each turn by its chat template, the
-    reply closed by the end-of-turn token. The mask covers only ids of trained replies. Raises StageError for a sample
-    whose ids are incomplete or that has nothing to train on.
+    exactly what the model saw and wrote. Otherwise (blueprint) `tokenizer` writes each turn by its chat template, a
+    finished reply closed by the end-of-turn token; one cut off is closed outside the mask. The mask covers only ids of
+    trained replies. Raises StageError for a sample whose ids are incomplete or that has nothing to train on.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -79,9 +79,11 @@ def _sampled(sample: Sample) -> Iterator[_TurnIds]:
 
 
 def _written(sample: Sample, tokenizer: Tokenizer) -> Iterator[_TurnIds]:
-    start = 0
+    start, closed = 0, True
     for turn in sample.turns:
         before = [ChatTurn(m.role, m.content) for m in sample.messages[start : turn.message]]
-        prompt = tokenizer.chat_prefix(before, first=start == 0, closed=True)
-        yield prompt, [*tokenizer.encode(sample.messages[turn.message].content), tokenizer.eos_id], None
+        prompt = tokenizer.chat_prefix(before, first=start == 0, closed=closed)
+        closed = turn.finish_reason == "stop"
+        reply = tokenizer.encode(sample.messages[turn.message].content)
+        yield prompt, [*reply, tokenizer.eos_id] if closed else reply, None
         start = turn.message + 1

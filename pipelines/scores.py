@@ -8,9 +8,6 @@ from schemas.recipe import ScoreSettings
 from schemas.task import Budget
 from schemas.verdict import Score
 
-EFFORT_LEVELS = (50, 75, 100)
-"""Training levels B of the default configuration (low, high, max)."""
-
 
 def scores_of(trajectory: Trajectory, episode: Episode, budget: Budget | None) -> list[Score]:
     """All measurements of one trajectory. `budget` is the task's; without one `budget_use` is null.
@@ -49,7 +46,7 @@ def lengths(trajectory: Trajectory) -> tuple[int, int, str]:
 def length_reward(
     tokens: int,
     effort: int,
-    levels: Sequence[int] = EFFORT_LEVELS,
+    levels: Sequence[int] = (50, 75, 100),
     *,
     k0: float = 1.0,
     scale: float = 1.0,
@@ -76,4 +73,4 @@ def reward_of(passed: bool | None, output_tokens: int, effort: int, settings: Sc
     outcome = float(passed)
     if settings.length_weight == 0:
         return outcome
-    return outcome + settings.length_weight * length_reward(output_tokens, effort)
+    return outcome + settings.length_weight * length_reward(output_tokens, effort, settings.effort_levels)

@@ -60,7 +60,8 @@ def query(run: RunFolder, text: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         result = _execute(connection, statements[0])
         return [column[0] for column in result.description or []], result.fetchall()
     except duckdb.Error as e:
-        raise ConfigError(f"sql: {e}") from e
+        # DuckDB quotes the value that it could not convert, which an agent may have written.
+        raise ConfigError(plain(f"sql: {e}")) from e
 
 
 def _execute(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> duckdb.DuckDBPyConnection:
@@ -82,7 +83,9 @@ def print_query(run: RunFolder, text: str, output: Literal["table", "csv", "json
         print("note: the session store was removed; the view `sessions` is empty", file=sys.stderr)
     if output == "csv":
         writer = csv.writer(sys.stdout)
-        writer.writerows([columns, *rows])
+        # A file gets the values as they are; a terminal would obey the control characters in them.
+        shown = [[plain(c) if isinstance(c, str) else c for c in row] for row in rows] if sys.stdout.isatty() else rows
+        writer.writerows([columns, *shown])
     elif output == "json":
         for row in rows:
             print(json.dumps(dict(zip(columns, row, strict=True)), default=str))

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipelines.folder import OUTPUT, STAGES, RunFolder, finishing, open_or_create
+from pipelines.folder import OUTPUT, READS, STAGES, RunFolder, finishing, open_or_create
 from pipelines.progress import Progress
 from schemas.errors import ConfigError, InputError, StageError
 from schemas.recipe import RunConfig
 
 
-def open_for(root: Path, out: Path, config: RunConfig) -> RunFolder:
-    """The run folder `out` for the logs below `root`.
+def logs_for(root: Path, out: Path) -> list[Path]:
+    """The log files below `root`, for a run in `out`.
 
     Raises InputError when there are none, ConfigError when the run folder would lie among them.
     """
@@ -31,7 +31,12 @@ def open_for(root: Path, out: Path, config: RunConfig) -> RunFolder:
     inputs = input_files(root)
     if not inputs:
         raise InputError(f"{root}: no files in it")
-    return open_or_create(out, config, inputs, root)
+    return inputs
+
+
+def open_for(root: Path, out: Path, config: RunConfig) -> RunFolder:
+    """The run folder `out` for the logs below `root`. Raises what `logs_for` raises."""
+    return open_or_create(out, config, logs_for(root, out), root)
 
 
 def run_all(run: RunFolder, progress: Progress, beam_options: Sequence[str] = ()) -> None:
@@ -55,11 +60,14 @@ def needed(run: RunFolder, stage: str) -> bool:
 def run_alone(run: RunFolder, stage: str, progress: Progress, beam_options: Sequence[str] = ()) -> None:
     """Run one stage whether it is done or not. A rollout that was done starts over; one that was not continues.
 
-    Raises StageError when a stage before it is not done.
+    Raises StageError when a stage before it is not done, or a table that it reads was removed.
     """
     for earlier in STAGES[: STAGES.index(stage)]:
         if not run.is_done(earlier):
             raise StageError(f"{stage}: stage `{earlier}` before it is not done in {run.path}; run `{earlier}` first")
+    for name in READS[stage]:
+        if not run.has_output(name):
+            raise StageError(f"{stage}: {run.table(OUTPUT[name])} was removed; run `{name}` first")
     if stage == "rollout" and run.is_done(stage):
         run.unmark(stage)
         run.clear_journal()

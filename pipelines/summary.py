@@ -65,6 +65,13 @@ _QUERIES = {
         from episodes group by 1, 2, 3 order by 1, 2, 3
         """,
     ),
+    "episodes without a verdict": (
+        ("policy", "stopped by", "why", "episodes"),
+        """
+        select policy, stop_reason, coalesce(error, 'the verification gave no result'), count(*) from episodes
+        where passed is null and policy <> 'blueprint' group by 1, 2, 3 order by 4 desc, 1, 2, 3 limit 10
+        """,
+    ),
     "episodes by effort": (
         ("policy", "effort", "episodes", "pass rate", "output tokens per episode"),
         """
@@ -104,7 +111,7 @@ def summarise(run: RunFolder) -> list[Section]:
     ordered = [
         *(sections[name] for name in ("sessions", "patterns", "tasks", "candidates refused", "episodes")),
         _missed(connection),
-        *(sections[name] for name in ("episodes by effort", "samples", "tokens")),
+        *(sections[name] for name in ("episodes without a verdict", "episodes by effort", "samples", "tokens")),
         _shards(run, connection),
         _times(run),
     ]

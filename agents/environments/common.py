@@ -112,7 +112,7 @@ def _with_notes(rng: random.Random, family: str, draft: Draft) -> Draft:
     action = rng.choice([bash(f"cat {name}"), read_file(name)])
     text = wording.thought(rng, family, "notes", draft.values)
     step = BlueprintStep(phase="explore", thought=text, action=action)
-    steps = [draft.steps[0], step, *draft.steps[1:]]
+    steps = [step, *draft.steps]  # a vague request does not even say where to look
     return Draft(**{**draft.__dict__, "workspace": [*draft.workspace, spec], "steps": steps})
 
 

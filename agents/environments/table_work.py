@@ -158,9 +158,8 @@ def _check(script: Script) -> None:
     script.add("check", "result", look)
     script.add("check", "readback", bash(_heredoc(_code("readback", script))), min_effort=60)
     script.add("check", "recheck", bash(_heredoc(_code("recheck", script))), min_effort=85)
-    script.add(
-        "submit", "submit", submit(render(f"environments/{FAMILY}/answer", variant=rng.randrange(4), **script.values))
-    )
+    text = render(f"environments/{FAMILY}/answer", variant=rng.randrange(4), **script.values).strip()
+    script.add("submit", "submit", submit(text))
 
 
 def _shown(cell: Cell) -> str:

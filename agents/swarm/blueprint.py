@@ -18,8 +18,10 @@ from prompts import render
 from schemas.ids import derive_seed
 from schemas.task import Action, BlueprintStep, Task
 
-_QUOTED = 600
-"""Characters of the last output or report that a message quotes."""
+_QUOTED_COMMAND = 240
+_QUOTED_OUTPUT = 600
+_QUOTED_REPORT = 2000
+"""Characters of one command, one output and one report that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,37 @@ def _divide(steps: list[BlueprintStep], effort: int) -> _Parts:
     explore = list(takewhile(lambda step: step.phase == "explore", doing))
     last = max((i for i, step in enumerate(doing) if step.phase == "work"), default=len(explore) - 1)
     check = doing[last + 1 :] or [step for step in steps if step.phase == "check"][:1]
-    return _Parts(explore, doing[len(explore) : last + 1], check, submit)
+    # A step in the middle of an odd number is played by both.
+    first, second = explore[: (len(explore) + 1) // 2], explore[len(explore) // 2 :]
+    return _Parts(first, [*second, *doing[len(explore) : last + 1]], check, submit)
 
 
 def _moves(steps: list[BlueprintStep]) -> list[Move]:
     return [Move(step.thought, step.action) for step in steps]
+
+
+def _head(text: str, limit: int) -> str:
+    """The text, or its first whole lines and dots: nobody who reports counts the characters left out."""
+    if len(text) <= limit:
+        return text
+    whole = text.rfind("\n", 0, limit)
+    return f"{text[: whole if whole > 0 else limit]}\n..."
+
+
+def _command(action: Action) -> str:
+    arguments = json.loads(action.arguments_json)
+    text = arguments["command"] if action.tool == "bash" else f"{action.tool} {arguments['path']}"
+    return _head(text, _QUOTED_COMMAND)
+
+
+def _quotations(agent: Agent, part: str) -> list[dict[str, str]]:
+    """Commands and outputs that a report quotes: all of them, but only the last one of work; never a slip's."""
+    ran = [
+        {"command": _command(action), "output": _head(text.strip(), _QUOTED_OUTPUT)}
+        for turn, action, text in agent.seen
+        if not agent.turns[turn].slip
+    ]
+    return ran[-1:] if part == "work" else ran
 
 
 def _action(tool: str, **arguments: str) -> Action:
@@ -91,7 +119,7 @@ class BlueprintPolicy:
         return script
 
     def _delegation(self, to: str, part: str) -> list[Move]:
-        thought = render("blueprint/delegate_thought", part=part, n=self._rng.randrange(60))
+        thought = render("blueprint/delegate_thought", part=part, n=self._rng.randrange(60)).strip()
         patience = render("blueprint/wait_thought", n=self._rng.randrange(60))
         return [
             Move(thought, _action("send_message", to=to, text=""), report=part),
@@ -103,11 +131,12 @@ class BlueprintPolicy:
         return Move(thought, _action("submit", answer=""), report=part)
 
     def _fill(self, move: Move, agent: Agent) -> Action:
-        n = derive_seed(self._task.task_id, move.report, agent.name) % 60
+        part = move.report or ""
+        n = derive_seed(self._task.task_id, part, agent.name) % 60
         if move.action.tool == "submit":
-            seen = agent.seen[:_QUOTED].strip()
-            return _action("submit", answer=render("blueprint/report", part=move.report, n=n, observation=seen))
+            text = render("blueprint/report", part=part, n=n, ran=_quotations(agent, part))
+            return _action("submit", answer=text.strip())
         to = json.loads(move.action.arguments_json)["to"]
-        instruction, heard = self._task.instruction, agent.heard[:_QUOTED]
-        text = render("blueprint/delegate", part=move.report, n=n, instruction=instruction, report=heard)
-        return _action("send_message", to=to, text=text)
+        instruction, heard = self._task.instruction, _head(agent.heard, _QUOTED_REPORT)
+        text = render("blueprint/delegate", part=part, n=n, instruction=instruction, report=heard)
+        return _action("send_message", to=to, text=text.strip())

@@ -125,7 +125,7 @@ class Rounds:
         else:
             done = await perform(self._sandbox, action, self._budget.command_s)
             outcome = Outcome(clip(done.text), done.failed, done.wall_s)
-            agent.seen = done.text
+            agent.seen.append((turn, action, clip(done.text)))
         self.event(agent.name, "result", turn, failed=outcome.failed)
         return outcome
 

@@ -12,13 +12,14 @@ from agents.engine.grammar import tool_call_grammar
 from agents.scaffolds.base import Scaffold
 from schemas.episode import ChatMessage, Turn
 from schemas.ids import derive_seed
+from schemas.task import Action
 
 
 @dataclass
 class Agent:
     """One agent of an episode while it runs. `inbox` and `pending` become its next user message.
 
-    `heard` and `seen` are the last mail and the last output as they came, for policies that quote them.
+    `heard` is the last mail; `seen` holds (turn, action, output) of what ran, for policies that quote them.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Agent:
     inbox: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     heard: str = ""
-    seen: str = ""
+    seen: list[tuple[int, Action, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

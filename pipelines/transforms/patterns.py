@@ -22,14 +22,20 @@ from pipelines.transforms.beam import (
     run_pipeline,
     to_row,
 )
+from schemas.errors import StageError
 from schemas.recipe import PatternSettings, RunConfig
 from schemas.session import Session
 
 
 def run_patterns(run: RunFolder, config: RunConfig, progress: Progress, beam_options: Sequence[str] = ()) -> None:
-    """Replace the table `patterns`. What is suppressed becomes one reject each that says nothing but why."""
+    """Replace the table `patterns`. What is suppressed becomes one reject each that says nothing but why.
+
+    Raises StageError when there is no session at all.
+    """
     parts = [str(path) for path in store.parts_of(run.path, "sessions")]
     total = store.read_table(run.path, "sessions", ["session_id"]).num_rows
+    if not total:
+        raise StageError("patterns: no session could be read from the logs; the rejects of stage `ingest` say why")
     counter = str(run.counter("patterns"))
 
     def build(pipeline: beam.Pipeline, folder: str) -> None:

@@ -2,12 +2,15 @@
 
 An element is a batch of specs with their tasks, so a worker needs nothing but the element and the run's configuration.
 Inside a worker all episodes of a batch are coroutines on one loop thread; each is journaled before it counts.
+
+An episode that the engine did not answer is data once the rollout is done, but a rollout that goes on plays it again.
 """
 
 import asyncio
 import json
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from pipelines.folder import RunFolder
 from pipelines.progress import Progress, tick
 from pipelines.transforms.beam import Row, WriteTable, run_pipeline, to_row
 from schemas.episode import Episode
+from schemas.errors import EngineUnavailable, StageError
 from schemas.recipe import RunConfig
 from schemas.task import Task
 
+UNANSWERED = 16
+"""Episodes in a row without an answer of the engine that end the rollout."""
 BATCH = 2048
 """Most episodes in one element: enough that a batch's tail is a small part of it."""
 
@@ -30,9 +36,11 @@ BATCH = 2048
 def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_options: Sequence[str] = ()) -> None:
     """Play what is missing, then write the table. A run killed at any moment loses no episode that ended."""
     tasks = {task.task_id: task for task in store.read_records(run.path, "tasks", Task)}
+    if not tasks:
+        raise StageError("rollout: no task was validated; the rejects of stage `tasks` say why")
     specs = {spec.episode_id: spec for spec in plan_episodes(list(tasks.values()), config)}
     folder = run.journal / run.input_hash("rollout")
-    done = specs.keys() & _journaled(folder)
+    done = specs.keys() & _answered(folder)
     todo = [spec for episode_id, spec in specs.items() if episode_id not in done]
     counter = run.counter("rollout")
     with progress.stage("rollout", total=len(specs), unit="episodes", counter=counter) as bar:
@@ -45,6 +53,7 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_opti
 
         if todo:
             run_pipeline(rollout, config.workers, beam_options)
+            _check_answers(folder)
         with store.replacing(run.path, "episodes", config.parts) as out:
 
             def table(pipeline: beam.Pipeline) -> None:
@@ -60,8 +69,19 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_opti
             run_pipeline(table, config.workers, beam_options)
 
 
-def _journaled(folder: Path) -> set[str]:
-    return {json.loads(line)["episode_id"] for path in journal.files(folder) for line in journal.read_lines(path)}
+def _journaled(folder: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for path in journal.files(folder) for line in journal.read_lines(path))
+
+
+def _answered(folder: Path) -> set[str]:
+    return {episode["episode_id"] for episode in _journaled(folder) if episode["stop_reason"] != "engine_error"}
+
+
+def _check_answers(folder: Path) -> None:
+    """Raises EngineUnavailable when the engine answered in none of its episodes: that says nothing about a policy."""
+    played = [e for e in _journaled(folder) if e["policy"] == "engine"]
+    if played and all(e["stop_reason"] == "engine_error" for e in played):
+        raise EngineUnavailable(f"rollout: the engine answered in none of its episodes: {played[-1]['error']}")
 
 
 def _batches(specs: Sequence[EpisodeSpec], tasks: dict[str, Task], workers: int) -> list[bytes]:
@@ -79,8 +99,9 @@ def _rows(path: str) -> Iterator[Row]:
 
 
 def _first(key: str, values: Any) -> Row:
-    # Two workers may have run one episode when a runner retried a batch; any one of them is the episode.
-    return key, min(values)
+    # An episode was run twice when the engine did not answer at first, or a runner retried a batch. Any answered one
+    # is the episode.
+    return key, min(values, key=lambda value: (json.loads(value)["stop_reason"] == "engine_error", value))
 
 
 class _Worker:
@@ -156,11 +177,18 @@ class PlayEpisodes(beam.DoFn):
     async def _play(self, specs: list[EpisodeSpec], tasks: dict[str, Task]) -> list[str]:
         writer = journal.JournalWriter(Path(self._folder))
         try:
-            ids = []
-            async for episode in run_all(self._worker.runtime, specs, tasks):
-                writer.append(episode)
-                tick(self._counter)
-                ids.append(episode.episode_id)
+            ids, unanswered = [], 0
+            async with aclosing(run_all(self._worker.runtime, specs, tasks)) as episodes:
+                async for episode in episodes:
+                    writer.append(episode)
+                    tick(self._counter)
+                    ids.append(episode.episode_id)
+                    if episode.policy == "engine":
+                        unanswered = unanswered + 1 if episode.stop_reason == "engine_error" else 0
+                    if unanswered >= UNANSWERED:
+                        raise EngineUnavailable(
+                            f"rollout: no answer in {unanswered} episodes in a row: {episode.error}"
+                        )
             return ids
         finally:
             writer.close()

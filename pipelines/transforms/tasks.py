@@ -67,6 +67,8 @@ def run_tasks(run: RunFolder, config: RunConfig, progress: Progress, beam_option
             "give more logs, or lower patterns.min_sessions and patterns.min_partners in the configuration"
         )
     units = [unit for family in config.tasks.families for unit in share_out(family, patterns, config.tasks.per_family)]
+    if not units:
+        raise StageError(f"tasks: no released pattern leads to a task of {', '.join(config.tasks.families)}")
     counter = str(run.counter("tasks"))
 
     def build(pipeline: beam.Pipeline, folder: str) -> None:

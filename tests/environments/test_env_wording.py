@@ -76,3 +76,15 @@ def test_a_wording_belongs_to_one_split_whatever_the_values():
         task = file_chores.build(usage_pattern(), seed)
         assert split.setdefault(task.wording_id, task.split) == task.split
         assert task.split == wording.split_of(task.wording_id, 0.15)
+
+
+def test_an_instruction_says_how_a_time_is_written_where_there_is_one_and_only_there():
+    seen = set()
+    for seed in range(300):
+        task = file_chores.build(usage_pattern(), seed)
+        if task.kind == "file_chores/extract":
+            said = task.instruction + "".join(f.content for f in task.workspace if "app.log" not in f.path)
+            asked = re.search("time,(user|service)", said) is not None
+            seen.add((asked, task.style))
+            assert ("HH:MM:SS" in said) == asked, task.wording_id
+    assert len(seen) == 8

@@ -47,3 +47,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_wrong_option_is_of_the_command_line() -> None:
     with pytest.raises(ConfigError, match="command line: seed"):
         load_config(seed=-1)
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter2@host/v1", "http://host/v1?api_key=hunter2"])
+def test_a_url_with_a_secret_is_refused_without_repeating_it(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"engine:\n  url: {url}\n")
+    with pytest.raises(ConfigError, match=r"engine\.url: .*api_key_env") as caught:
+        load_config(file)
+    assert "hunter2" not in str(caught.value)
+    assert RunConfig.model_validate({"engine": {"url": "http://host:1/v1"}}).engine.url == "http://host:1/v1"

@@ -19,6 +19,11 @@ from schemas.errors import ConfigError, InputError
 from schemas.tables import TABLES, arrow_schema
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return hand_made(tmp_path)
@@ -62,6 +67,19 @@ def test_only_reading_and_only_the_run(run: RunFolder, text: str) -> None:
     with pytest.raises(ConfigError, match="sql: "):
         query(run, text.replace("{run}", str(run.path)))
     assert sorted(run.path.rglob("*")) == before
+
+
+def test_an_error_that_quotes_a_value_is_disarmed(run: RunFolder) -> None:
+    with pytest.raises(ConfigError, match="Conversion Error") as caught:
+        query(run, "select cast('a' || chr(27) || '[31m' as int)")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_csv_on_a_terminal_is_disarmed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    print_query(run, "select 'a' || chr(27) || '[31m' as x", "csv")
+    assert terminal.getvalue() == "x\r\na\\x1b[31m\r\n"
 
 
 def test_formats(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,10 +61,16 @@ def test_blueprint_rows_follow_the_template(seed: str, turns: int, kinds: dict[s
     whole = [ChatTurn(m.role, m.content) for m in sample.messages[: last + 1]]
     opening = TOKENIZER.chat_prefix([], first=True, closed=True)
     # The template written in one go, without the opening of the reply after the last one.
-    assert row.input_ids == TOKENIZER.chat_prefix(whole, first=True, closed=True)[: -len(opening) - 1]
+    end = -len(opening) - (1 if sample.turns[-1].finish_reason == "stop" else 2)
+    assert row.input_ids == TOKENIZER.chat_prefix(whole, first=True, closed=True)[:end]
     masked = [i for i, mask in zip(row.input_ids, row.loss_mask, strict=True) if mask]
-    replies = [m.content for m, trained in zip(sample.messages, sample.trained, strict=True) if trained]
-    assert masked == [i for reply in replies for i in [*TOKENIZER.encode(reply), END]]
+    # A reply that was cut off has no end of its own to train on.
+    replies = [
+        [*TOKENIZER.encode(sample.messages[turn.message].content), *([END] if turn.finish_reason == "stop" else [])]
+        for turn in sample.turns
+        if sample.trained[turn.message]
+    ]
+    assert masked == [i for reply in replies for i in reply]
     assert set(row.logprobs) == {None} and row.policy_version is None
 
 

@@ -97,6 +97,8 @@ def test_the_length_part_counts_only_with_a_weight() -> None:
     tokens = sum(len(t.output_ids or ()) for t in plain.turns)
     assert plain.reward == 1.0
     assert weighted.reward == pytest.approx(1.0 - 0.5 * tokens / 4096)
+    (low,) = samples_of(episode(1, policy="engine"), ScoreSettings(length_weight=0.5, effort_levels=[25, 50]))
+    assert low.reward == pytest.approx(1.0 - 0.5 * math.exp(-1) * tokens / 4096)
 
 
 def test_advantages_compare_one_subgroup_only() -> None:

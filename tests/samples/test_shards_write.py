@@ -74,6 +74,14 @@ def test_the_manifest_is_true(run: Path) -> None:
     assert sorted(p.name for p in (run / "shards").iterdir()) == ["README.md", "manifest.json", "text", "tokens"]
 
 
+def test_what_no_model_chose_is_synthetic(tmp_path: Path) -> None:
+    made = score([episode(i, policy=p) for i, p in enumerate(["blueprint", "scripted", "engine"])], ScoreSettings())
+    run = run_with(tmp_path / "run", made, parts=1)
+    write_shards(run, ByteTokenizer(), SMALL, FACTS)
+    counts = json.loads((run / "shards" / "manifest.json").read_text())["samples"]
+    assert (counts["synthetic"], counts["sampled"]) == (2, 1)
+
+
 def test_neither_parts_nor_repetition_change_bytes(run: Path, tmp_path: Path) -> None:
     other = run_with(tmp_path / "other", samples(150)[::-1], parts=5)
     write_shards(other, ByteTokenizer(), SMALL, FACTS)

@@ -5,7 +5,7 @@ import json
 from itertools import product
 
 import pytest
-from swarm_tasks import bash, shout_task
+from swarm_tasks import bash, shout_task, step
 
 from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
@@ -15,7 +15,7 @@ from agents.swarm.episode import run_episode
 from agents.swarm.loop import MAX_OBSERVATION, clip
 from agents.swarm.policy import Agent, Policy, Reply, ScriptedPolicy
 from agents.swarm.spec import EpisodeSpec
-from schemas.episode import Episode, Provenance
+from schemas.episode import Episode, Provenance, Trajectory
 from schemas.errors import ContextFull, EngineUnavailable
 from schemas.task import Action, Task
 
@@ -98,6 +98,44 @@ def test_a_team_s_mail_is_in_the_events_and_in_the_views() -> None:
     lead = next(t for t in episode.trajectories if t.agent == "lead")
     assert any("Message from reviewer" in m.content for m in lead.messages)
     assert [e.seq for e in episode.events] == list(range(len(episode.events)))
+
+
+def _said(trajectory: Trajectory, turn: int) -> str:
+    return trajectory.messages[trajectory.turns[turn].message].content
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_who_edits_has_read_what_is_edited(steps: int) -> None:
+    task = shout_task()
+    explore = [step("explore", f"cat in.txt # {i}") for i in range(steps)]
+    task = task.model_copy(update={"blueprint": [*explore, *task.blueprint[1:]]})
+    one, two = blueprint(spec("bash_minimal", "team"), task).trajectories[1:3]
+    assert "in.txt # 0" in _said(one, 0)
+    assert f"in.txt # {steps - 1}" in _said(two, 0) or f"in.txt # {steps // 2}" in _said(two, 0)
+    played = [a.arguments_json for t in (one, two) for turn in t.turns for a in turn.actions]
+    assert all(any(f"in.txt # {i}" in text for text in played) for i in range(steps))
+
+
+def test_a_report_quotes_commands_with_outputs_and_no_slip() -> None:
+    episode = blueprint(spec("tool_json", "team", 100), shout_task(0.9))
+    reports = {t.agent: json.loads(t.turns[-1].actions[0].arguments_json)["answer"] for t in episode.trajectories}
+    assert "$ cat in.txt\none two" in reports["teammate_1"]
+    assert "$ tr a-z A-Z < in.txt > out.txt\n(no output)" in reports["teammate_2"]
+    assert "$ cat out.txt\nONE TWO" in reports["reviewer"]
+    assert "$ wc -w out.txt\n2 out.txt" in reports["reviewer"]
+    assert any(turn.slip for t in episode.trajectories for turn in t.turns)
+    assert not any("not found" in text or "No such file" in text for text in reports.values())
+
+
+def test_a_report_is_short_and_keeps_whole_lines() -> None:
+    task = shout_task()
+    long = step("explore", "seq 1000 3000")
+    task = task.model_copy(update={"blueprint": [long, *task.blueprint[1:]]})
+    lead, one = blueprint(spec("bash_minimal", "team"), task).trajectories[:2]
+    report = _said(one, 1)
+    assert "$ seq 1000 3000\n1000\n1001\n" in report and "\n...\n" in report
+    assert len(report) < 900 and "left out" not in report
+    assert "\n1001\n" in _said(lead, 2)
 
 
 def test_doing_nothing_fails() -> None:
