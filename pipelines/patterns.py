@@ -146,9 +146,9 @@ def release(merged: Features, settings: PatternSettings) -> UsagePattern | None:
     A tool category or transition below k or k' is left out. Histogram buckets are grouped until each group reaches
     both, and a group stands at the bucket nearest to its mean (microaggregation, Domingo-Ferrer and Torra 2005).
     """
-    if not _enough(merged.cells["all"], settings):
+    if not _enough([merged.cells["all"]], settings):
         return None
-    kept = {cell: support for cell, support in merged.cells.items() if _enough(support, settings)}
+    kept = {cell: support for cell, support in merged.cells.items() if _enough([support], settings)}
     categories = [
         CategoryCount(category=cell.removeprefix("call:"), count=_times(support))  # type: ignore[arg-type]
         for cell, support in sorted(kept.items())
@@ -244,8 +244,16 @@ def _times(support: Support) -> int:
     return sum(times for _, times in support.values())
 
 
-def _enough(support: Support, settings: PatternSettings) -> bool:
-    return _sessions(support) >= settings.min_sessions and len(support) >= settings.min_partners
+def _enough(supports: Iterable[Support], settings: PatternSettings) -> bool:
+    """k sessions, k' partners, and something left to hide in for each partner when another subtracts its own."""
+    by_partner: Counter[str] = Counter()
+    for support in supports:
+        by_partner.update({partner: n for partner, (n, _) in support.items()})
+    sessions, largest = by_partner.total(), max(by_partner.values(), default=0)
+    others = settings.min_others if settings.min_partners > 1 else 0
+    return (
+        sessions >= settings.min_sessions and len(by_partner) >= settings.min_partners and sessions - largest >= others
+    )
 
 
 def _histogram(cells: dict[str, Support], name: str, settings: PatternSettings) -> list[Bucket]:
@@ -254,19 +262,13 @@ def _histogram(cells: dict[str, Support], name: str, settings: PatternSettings) 
     )
     groups: list[list[tuple[int, Support]]] = [[]]
     for bucket in buckets:
-        if _group_enough(groups[-1], settings):
+        if _enough((support for _, support in groups[-1]), settings):
             groups.append([])
         groups[-1].append(bucket)
-    if len(groups) > 1 and not _group_enough(groups[-1], settings):
+    if len(groups) > 1 and not _enough((support for _, support in groups[-1]), settings):
         rest = groups.pop()
         groups[-1] += rest
     return [Bucket(low=_centre(group), count=sum(_sessions(s) for _, s in group)) for group in groups]
-
-
-def _group_enough(group: list[tuple[int, Support]], settings: PatternSettings) -> bool:
-    partners = {partner for _, support in group for partner in support}
-    sessions = sum(_sessions(support) for _, support in group)
-    return sessions >= settings.min_sessions and len(partners) >= settings.min_partners
 
 
 def _centre(group: list[tuple[int, Support]]) -> int:

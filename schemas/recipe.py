@@ -22,6 +22,9 @@ class PatternSettings(Settings):
     """k: sessions that must support it."""
     min_partners: int = Field(default=2, ge=1)
     """k': partners that must support it."""
+    min_others: int = Field(default=2, ge=0)
+    """Sessions that must remain without those of the largest partner, who can subtract its own. Not asked for when k'
+    is 1."""
 
 
 class TaskSettings(Settings):
