@@ -11,7 +11,7 @@ LOGS = ROOT / "data" / "usage"
 
 SMALL = """
 seed: 5
-tasks: {per_family: 3}
+tasks: {per_family: 2}
 rollout:
   plays:
     - {policy: blueprint, efforts: [50, 100]}

@@ -13,6 +13,8 @@ import pytest
 from nbclient import NotebookClient
 from small_run import LOGS, ROOT, SMALL, sql, trajmill
 
+PLANTED = ROOT / "data" / "planted.json"
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
@@ -47,8 +49,8 @@ def test_trainers_load_the_shards(finished: Path) -> None:
     for row in tokens:
         assert len(row["input_ids"]) == len(row["loss_mask"]) == len(row["logprobs"])
         assert any(row["loss_mask"]) and not all(row["loss_mask"])
-    n = duckdb.sql(f"select count(*) from '{shards}/tokens/*.parquet'").fetchone()
-    assert n == (tokens.num_rows,)
+    n = duckdb.sql(f"select count(*) from '{shards}/tokens/*.parquet'").fetchall()
+    assert n == [(tokens.num_rows,)]
 
 
 def test_a_slip_is_in_the_context_and_not_in_the_loss(finished: Path) -> None:
@@ -65,26 +67,29 @@ def test_no_sample_of_an_evaluation_wording_is_in_a_shard(finished: Path) -> Non
 
 
 def test_what_was_planted_is_in_the_private_store_alone(finished: Path) -> None:
-    planted = json.loads((ROOT / "data" / "planted.json").read_text())
-    texts = {item["text"] for item in planted["items"]}
-    assert len(texts) > 20
+    planted = {item["name"]: spellings(item["value"]) for item in json.loads(PLANTED.read_text())}
     private = finished / "sessions"
     assert private.stat().st_mode & 0o077 == 0
-    assert _strings(private) & texts or any(t in s for s in _strings(private) for t in texts)
+    stored = " ".join(texts(path) for path in private.iterdir())
+    assert {name for name, forms in planted.items() if any(form in stored for form in forms)} == set(planted)
     for path in sorted(finished.rglob("*")):
         if path.is_file() and private not in path.parents:
-            found = [t for t in texts if any(t in s for s in _strings(path))]
-            assert not found, f"{path.relative_to(finished)} holds {len(found)} planted values"
+            seen = texts(path)
+            found = [name for name, forms in planted.items() if any(form in seen for form in forms)]
+            assert not found, f"{path.relative_to(finished)} holds {found}"
 
 
-def _strings(path: Path) -> set[str]:
-    """Every text in a file or folder: the values of Parquet columns as JSON, and the bytes of anything else."""
-    if path.is_dir():
-        return set().union(*(_strings(p) for p in path.rglob("*") if p.is_file()))
+def spellings(value: str) -> set[str]:
+    """The value as it is, and as a JSON string holds it, once and twice."""
+    once = json.dumps(value, ensure_ascii=False)[1:-1]
+    return {value, once, json.dumps(once, ensure_ascii=False)[1:-1], json.dumps(value)[1:-1]}
+
+
+def texts(path: Path) -> str:
+    """All text in a file: the rows of a Parquet file as JSON, any other file as it is."""
     if path.suffix != ".parquet":
-        return {path.read_bytes().decode("utf-8", "replace")}
-    rows = duckdb.sql(f"select to_json(t)::varchar from '{path}' t").fetchall()
-    return {json.dumps(json.loads(row[0]), ensure_ascii=False).replace("\\n", "\n") for row in rows}
+        return path.read_bytes().decode("utf-8", "replace")
+    return "\n".join(row[0] for row in duckdb.sql(f"select to_json(t)::varchar from '{path}' t").fetchall())
 
 
 def test_the_session_store_may_be_removed(finished: Path, tmp_path: Path) -> None:

@@ -57,3 +57,33 @@ def test_a_url_with_a_secret_is_refused_without_repeating_it(tmp_path: Path, url
         load_config(file)
     assert "hunter2" not in str(caught.value)
     assert RunConfig.model_validate({"engine": {"url": "http://host:1/v1"}}).engine.url == "http://host:1/v1"
+
+
+def test_a_typo_is_told_what_was_meant(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("tasks: {per_famly: 2}\nzzz: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value).splitlines() == [
+        f"{file}:1: tasks.per_famly: no such field; did you mean per_family?",
+        f"{file}:2: zzz: no such field",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "tasks:\n  families: [table_work, chess]\n",
+            r":2: tasks\.families\.1: no family 'chess'; there are table_work",
+        ),
+        ("tasks: {families: []}\n", "tasks.families: none; there are"),
+        ("rollout: {plays: [{policy: scripted, scaffolds: [json]}]}\n", r"scaffolds\.0: no scaffold 'json'"),
+        ("engine: {model: nowhere}\n", r":1: engine\.model: model 'nowhere' is neither"),
+    ],
+)
+def test_names_that_no_stage_would_find(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_config(file)

@@ -21,7 +21,7 @@ def test_rate_and_eta() -> None:
 
 def test_threads_and_other_processes_count(tmp_path: Path) -> None:
     counter = tmp_path / "n"
-    bar = Bar("x", None, "units", counter)
+    bar = Bar("x", 3000, "units", counter)
     threads = [
         threading.Thread(target=lambda: [(bar.advance(), tick(counter, 2)) for _ in range(200)]) for _ in range(4)
     ]
@@ -33,8 +33,15 @@ def test_threads_and_other_processes_count(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert bar.done == 4 * 200 * 3 + 5
-    bar.set_total(3000)
     assert bar.line().startswith("x: 2405/3000 units, ")
+
+
+def test_what_an_earlier_run_did_is_not_in_the_rate() -> None:
+    bar = Bar("x", 44, "units", None)
+    bar.skip(40)
+    assert bar.line() == "x: 40/44 units"
+    bar.advance(4)
+    assert bar.line().startswith("x: 44/44 units, ")
 
 
 def test_lines_on_a_pipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

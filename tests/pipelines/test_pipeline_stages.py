@@ -120,6 +120,9 @@ def test_what_is_done_is_skipped_and_a_change_reruns_what_it_touches(copy: RunFo
 def test_a_removed_session_store_is_only_made_again_when_needed(copy: RunFolder) -> None:
     shutil.rmtree(copy.table("sessions"))
     assert not needed(copy, "ingest")
+    with pytest.raises(StageError, match="sessions was removed; run `ingest` first"):
+        run_alone(copy, "patterns", Progress(quiet=True))
+    assert copy.is_done("tasks")
     shutil.rmtree(copy.table("patterns"))
     assert needed(copy, "ingest")
 
@@ -136,6 +139,16 @@ def test_one_stage_alone(copy: RunFolder) -> None:
 def test_no_pattern_is_a_clear_error(tmp_path: Path, config: Path) -> None:
     with pytest.raises(StageError, match=r"no pattern was released.*patterns\.min_sessions"):
         run_here(tmp_path / "run", config, *FIRST, patterns={"min_sessions": 1000})
+
+
+def test_no_session_is_a_clear_error(tmp_path: Path, config: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.txt").write_text("hello")
+    with locked(tmp_path / "run"):
+        run = open_for(tmp_path / "logs", tmp_path / "run", load_config(config))
+        run_stage(run, "ingest", Progress(quiet=True))
+        with pytest.raises(StageError, match="no session could be read"):
+            run_stage(run, "patterns", Progress(quiet=True))
 
 
 def test_the_run_folder_is_not_read_as_logs(tmp_path: Path) -> None:
@@ -172,6 +185,9 @@ def test_command_line_errors_are_one_line(tmp_path: Path) -> None:
     assert "Traceback" in fails_debug(tmp_path)
     out = str(tmp_path / "out")
     assert fails("run", str(tmp_path / "none"), "--out", out).count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert fails("run", str(LOGS), "--out", "/proc/none/run").count("\n") == 1
+    assert "No closing quotation" in fails("run", str(LOGS), "--out", out, "--beam", "'")
     assert "DaskRunner is refused" in fails("run", str(LOGS), "--out", out, "--beam", "--runner=DaskRunner")
 
 
