@@ -179,6 +179,7 @@ def merge(
     except ValueError as e:
         raise ConfigError(f"--weights {weights!r}: {e}") from e
     merge_checkpoints(recipe, out)
+    print(f"merged {len(models)} checkpoints into {out}; lineage.json there says how")
 
 
 @app.command()

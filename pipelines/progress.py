@@ -46,7 +46,7 @@ class Bar:
     def __init__(self, name: str, total: int | None, unit: str, counter: Path | None) -> None:
         self.name, self.unit = name, unit
         self.text = ""
-        self._total, self._own, self._counter = total, 0, counter
+        self._total, self._own, self._before, self._counter = total, 0, 0, counter
         self._lock = threading.Lock()
         self._begin = time.monotonic()
 
@@ -55,19 +55,24 @@ class Bar:
         with self._lock:
             self._own += n
 
-    def set_total(self, total: int) -> None:
-        """Units to do in all, once known."""
-        self._total = total
-
     def note(self, text: str) -> None:
         """A short text shown beside the numbers."""
         self.text = text
 
+    def skip(self, n: int) -> None:
+        """`n` units were done by an earlier run: they count, but not in the rate."""
+        self._before += n
+
     @property
     def done(self) -> int:
-        """Units done so far, here and by workers."""
+        """Units done so far, before, here and by workers."""
         counted = self._counter.stat().st_size if self._counter and self._counter.exists() else 0
-        return self._own + counted
+        return self._before + self._own + counted
+
+    def speed(self) -> str:
+        """Rate and ETA of this run."""
+        total = None if self._total is None else self._total - self._before
+        return rate_and_eta(self.done - self._before, total, self.seconds, self.unit)
 
     @property
     def total(self) -> int | None:
@@ -83,14 +88,14 @@ class Bar:
         """All of it on one line."""
         done, total = self.done, self.total
         share = f"{done}/{total}" if total is not None else str(done)
-        parts = (f"{share} {self.unit}".strip(), rate_and_eta(done, total, self.seconds, self.unit), self.text)
+        parts = (f"{share} {self.unit}".strip(), self.speed(), self.text)
         return f"{self.name}: " + ", ".join(p for p in parts if p)
 
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
         bar: Bar = task.fields["bar"]
-        parts = (rate_and_eta(bar.done, bar.total, bar.seconds, bar.unit), bar.text)
+        parts = (bar.speed(), bar.text)
         return Text(", ".join(p for p in parts if p), no_wrap=True, overflow="ellipsis")
 
 

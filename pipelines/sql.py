@@ -82,7 +82,7 @@ def print_query(run: RunFolder, text: str, output: Literal["table", "csv", "json
     if run.is_done("ingest") and not run.has_output("ingest"):
         print("note: the session store was removed; the view `sessions` is empty", file=sys.stderr)
     if output == "csv":
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         # A file gets the values as they are; a terminal would obey the control characters in them.
         shown = [[plain(c) if isinstance(c, str) else c for c in row] for row in rows] if sys.stdout.isatty() else rows
         writer.writerows([columns, *shown])

@@ -1,7 +1,5 @@
 """Reasoning effort as a request parameter (S20): the share of the reply budget it gives. Called by both engines."""
 
-PRESETS = {"low": 50, "high": 75, "max": 100}
-"""Named levels of S5."""
 LEAST = 16
 """Fewest tokens of a reply, so that even effort 1 can finish a short tool call."""
 

@@ -44,7 +44,7 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_opti
     todo = [spec for episode_id, spec in specs.items() if episode_id not in done]
     counter = run.counter("rollout")
     with progress.stage("rollout", total=len(specs), unit="episodes", counter=counter) as bar:
-        bar.advance(len(done))
+        bar.skip(len(done))
         needs_engine = any(spec.provenance.policy == "engine" for spec in todo)
         play = PlayEpisodes(config.model_dump_json(), str(folder), str(counter), needs_engine)
 

@@ -58,13 +58,14 @@ class Unit:
 
 
 def run_tasks(run: RunFolder, config: RunConfig, progress: Progress, beam_options: Sequence[str] = ()) -> None:
-    """Replace the table `tasks`. Raises StageError when no pattern was released."""
+    """Replace the table `tasks`. Raises StageError when no pattern was released, or none leads to a task."""
     patterns = list(store.read_records(run.path, "patterns", UsagePattern))
     if not patterns:
         k, partners = config.patterns.min_sessions, config.patterns.min_partners
         raise StageError(
             f"tasks: no pattern was released: none has {k} sessions of {partners} partners; "
-            "give more logs, or lower patterns.min_sessions and patterns.min_partners in the configuration"
+            "give more logs, tell the partners apart (a folder each, or partner_field), "
+            "or lower patterns.min_sessions and patterns.min_partners in the configuration"
         )
     units = [unit for family in config.tasks.families for unit in share_out(family, patterns, config.tasks.per_family)]
     if not units:
