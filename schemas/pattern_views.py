@@ -59,12 +59,6 @@ def slip_rate(pattern: UsagePattern) -> float:
     return min(HIGHEST_SLIP_RATE, round(mean(pattern.errors) / calls, 4)) if calls else 0.0
 
 
-def recovery_rate(pattern: UsagePattern) -> float:
-    """Share of failed calls that a later one put right, in [0, 1]; 1.0 when none failed."""
-    errors = mean(pattern.errors)
-    return min(1.0, round(mean(pattern.recoveries) / errors, 4)) if errors else 1.0
-
-
 def length_class(pattern: UsagePattern) -> LengthClass:
     """By the median session's tool calls: up to 3, 4 to 7, 8 and more."""
     low = median_low(pattern.calls)

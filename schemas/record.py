@@ -20,7 +20,6 @@ def _to_float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31), "int32"]
 Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38), AfterValidator(_to_float32), "float32"]

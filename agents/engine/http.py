@@ -121,7 +121,9 @@ class HttpEngine:
             raise _Transient(f"HTTP {status}: {_message(response)}", _retry_after(response))
         if status >= 300:
             refused = ContextFull if _FULL.search(response.text) else EngineRefused
-            raise refused(f"{self._url}: HTTP {status}: {_message(response)}")
+            hint = " (for a server without structured outputs: engine.constrain_tools: false)"
+            unstructured = "structured_outputs" in payload and "structured_outputs" in response.text
+            raise refused(f"{self._url}: HTTP {status}: {_message(response)}{hint if unstructured else ''}")
         try:
             body = response.json()
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

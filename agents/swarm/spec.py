@@ -49,7 +49,8 @@ def _spec(task: Task, play: PlaySettings, model: str, seed: int, cell: tuple[str
 
 
 def _play_specs(tasks: Sequence[Task], play: PlaySettings, model: str, seed: int) -> list[EpisodeSpec]:
-    cells = list(product(play.scaffolds, play.layouts, play.efforts))
+    # Scaffolds change fastest, so that a small cap still meets every scaffold and layout.
+    cells = [(s, layout, effort) for effort, layout, s in product(play.efforts, play.layouts, play.scaffolds)]
     # A blueprint's pass on an evaluation task is known from admission and may reach no shard: nothing to learn.
     pool = [t for t in tasks if t.split == "train"] if play.policy == "blueprint" else list(tasks)
     pool.sort(key=lambda t: derive_seed(seed, "order", t.task_id))

@@ -34,6 +34,7 @@ class _Span:
     name: str
     attributes: dict[str, Any]
     events: list[dict[str, Any]]
+    failed: bool | None
 
 
 @dataclass(slots=True)
@@ -104,7 +105,14 @@ def _span(raw: dict[str, Any]) -> _Span:
         name=word(raw.get("name")) or "",
         attributes=attributes_of(raw.get("attributes")),
         events=[e for e in sequence(raw.get("events")) if isinstance(e, dict)],
+        failed=_failed(mapping(raw.get("status"))),
     )
+
+
+def _failed(status: dict[str, Any]) -> bool | None:
+    """Whether a span's status says error (True) or ok (False); unset says neither. Enum numbers, or their names."""
+    code = str(status.get("code", status.get("status_code", ""))).upper().removeprefix("STATUS_CODE_")
+    return {"1": False, "OK": False, "2": True, "ERROR": True}.get(code)
 
 
 def _nanoseconds(value: Any) -> int:
@@ -165,6 +173,7 @@ def _turns(spans: list[_Span], talking: set[str]) -> Iterator[Turn]:
     agents = _agents(spans)
     main = next((agents[s.span] for s in spans if s.span in talking), None)
     seen: Counter[tuple[str, ...]] = Counter()
+    failed = {_call_id(span): span.failed for span in spans if span.failed is not None}
     for span in spans:
         agent = agents[span.span] if agents[span.span] != main else None
         if span.span in talking:
@@ -173,6 +182,8 @@ def _turns(spans: list[_Span], talking: set[str]) -> Iterator[Turn]:
             for turn in inputs:
                 sent.update(keys := _keys(turn))
                 if any(sent[key] > seen[key] for key in keys):
+                    if turn.role == "tool" and turn.is_error is None and turn.answers:
+                        turn = turn._replace(is_error=failed.get(turn.answers))  # noqa: PLW2901
                     yield turn._replace(agent=agent, timestamp=span.start or None)
             seen |= sent
             for turn in outputs:
@@ -210,7 +221,12 @@ def _agents(spans: list[_Span]) -> dict[str, str | None]:
 
 def _tool_result(span: _Span) -> Turn | None:
     """The result that a tool span with a call id logs: the next model span may never have been reached."""
-    own = span.attributes
-    call_id = word(own.get("gen_ai.tool.call.id")) or word(own.get("tool_call.id"))
+    own, call_id = span.attributes, _call_id(span)
     output = own.get("gen_ai.tool.call.result", own.get("output.value"))
-    return Turn("tool", output, answers=call_id, name=own.get("gen_ai.tool.name")) if call_id and output else None
+    if not call_id or not output:
+        return None
+    return Turn("tool", output, answers=call_id, name=own.get("gen_ai.tool.name"), is_error=span.failed)
+
+
+def _call_id(span: _Span) -> str | None:
+    return word(span.attributes.get("gen_ai.tool.call.id")) or word(span.attributes.get("tool_call.id"))

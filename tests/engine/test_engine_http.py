@@ -206,6 +206,12 @@ def test_a_conversation_that_is_too_long_is_told_apart(server, message):
         ask(server, request())
 
 
+def test_a_server_without_structured_outputs_says_what_to_set(server):
+    server.script = [error(400, "Unrecognized request argument supplied: structured_outputs")]
+    with pytest.raises(EngineRefused, match="constrain_tools: false"):
+        ask(server, request(grammar="start: /a/"))
+
+
 def test_concurrency_is_bounded(server):
     active, seen = 0, []
 

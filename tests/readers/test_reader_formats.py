@@ -315,6 +315,23 @@ def test_otel_history_counts_once_and_children_come_before_parents(tmp_path):
         assert (session.position, session.input_tokens) == ("trace t1", 30)
 
 
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [({}, None), ({"code": 2}, True), ({"code": "STATUS_CODE_OK"}, False), ({"status_code": "ERROR"}, True)],
+)
+@pytest.mark.parametrize("resent", [True, False])
+def test_otel_tool_span_says_whether_the_call_failed(tmp_path, status, wanted, resent):
+    called = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "w", "arguments": {}}]}
+    answered = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "result": "nothing"}]}
+    first = span("a", 1, gen_ai__output__messages=text(json.dumps([called])))
+    tool = span("b", 2, gen_ai__tool__call__id=text("c"), gen_ai__tool__call__result=text("nothing"))
+    second = span("d", 3, gen_ai__input__messages=text(json.dumps([called, answered])))
+    if resent:
+        del tool["attributes"][1]
+    session = one(tmp_path, [batch(first, {**tool, "status": status}, second)])
+    assert [m.is_error for m in session.messages if m.role == "tool"] == [wanted]
+
+
 def test_otel_openinference_and_sdk_dump(tmp_path):
     attributes = {
         "openinference.span.kind": "LLM",
