@@ -79,7 +79,7 @@ def test_csv_on_a_terminal_is_disarmed(run: RunFolder, monkeypatch: pytest.Monke
     terminal = _Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     print_query(run, "select 'a' || chr(27) || '[31m' as x", "csv")
-    assert terminal.getvalue() == "x\r\na\\x1b[31m\r\n"
+    assert terminal.getvalue() == "x\na\\x1b[31m\n"
 
 
 def test_formats(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
