@@ -14,8 +14,8 @@ from pipelines.sql import connect, table_files
 from pipelines.terminal import plain
 
 SMALL_MODEL = (
-    "The embedded model is an untouched 135M one: it solves a few percent of these tasks at best. "
-    "Its episodes show the whole line at work; it is not a policy to learn from."
+    "The embedded model is an untouched 135M one: it passed {passed} of {played} episodes, and a few percent is the "
+    "most to expect. Its episodes show the whole line at work; it is not a policy to learn from."
 )
 
 
@@ -105,9 +105,10 @@ def summarise(run: RunFolder) -> list[Section]:
     }
     if run.is_done("ingest") and not run.has_output("ingest"):
         sections["sessions"] = Section("sessions", (), [], "The session store was removed.")
-    if _untouched_small_model(run, connection):
+    note = _small_model(run, connection)
+    if note is not None:
         old = sections["episodes"]
-        sections["episodes"] = Section(old.title, old.columns, old.rows, SMALL_MODEL)
+        sections["episodes"] = Section(old.title, old.columns, old.rows, note)
     ordered = [
         *(sections[name] for name in ("sessions", "patterns", "tasks", "candidates refused", "episodes")),
         _missed(connection),
@@ -118,10 +119,14 @@ def summarise(run: RunFolder) -> list[Section]:
     return [section for section in ordered if section.rows or section.note]
 
 
-def _untouched_small_model(run: RunFolder, connection: duckdb.DuckDBPyConnection) -> bool:
+def _small_model(run: RunFolder, connection: duckdb.DuckDBPyConnection) -> str | None:
+    """The plain word on what the embedded default model can do, when it played."""
     engine = run.config().engine
-    played = connection.execute("select count(*) from episodes where policy = 'engine'").fetchone()
-    return engine.model == "smollm2" and engine.url is None and bool(played and played[0])
+    text = "select count(*), count(*) filter (passed) from episodes where policy = 'engine'"
+    ((played, passed),) = connection.execute(text).fetchall()
+    if engine.model != "smollm2" or engine.url is not None or not played:
+        return None
+    return SMALL_MODEL.format(passed=passed, played=played)
 
 
 def _missed(connection: duckdb.DuckDBPyConnection) -> Section:

@@ -162,7 +162,7 @@ def test_summary(run: RunFolder) -> None:
         ("blueprint", "tool_json", "solo", 3, 1, 1, "50.0 %"),
         ("engine", "tool_json", "solo", 2, 0, 1, "0.0 %"),
     ]
-    assert found["episodes"].note == SMALL_MODEL
+    assert found["episodes"].note == SMALL_MODEL.format(passed=0, played=2)
     missed = {row[0]: row[-1] for row in found["blueprint episodes that did not pass"].rows}
     assert missed == {
         "episode_aa2": "submitted; does not hold: sum",
@@ -172,4 +172,4 @@ def test_summary(run: RunFolder) -> None:
     assert "samples" not in found
     out = io.StringIO()
     print_summary(run, Console(file=out, width=140))
-    assert "solves a few percent" in out.getvalue()
+    assert "a few percent" in out.getvalue()
