@@ -1,8 +1,7 @@
 """What the engine's design buys, in CPU time on one thread, as JSON lines. Run by `make bench`; about two minutes.
 
 Every figure is ours against a peer that does the same work with the same weights: the engine with a feature left
-unused, or transformers' `generate` in fp32. `ratio` is the peer's time over ours. Lines without a peer are for the
-record.
+unused, or transformers' `generate` in fp32. `ratio` is the peer's time over ours.
 """
 
 import asyncio
@@ -135,24 +134,17 @@ def bench_transformers(ours: float) -> None:
     )
 
 
-def record(figure: str, rate: float) -> None:
-    line = {"figure": figure, "ours": round(rate, 1), "against": None, "peer": None, "ratio": None}
-    print(json.dumps(line | {"unit": "tokens/CPU s", "bar": None, "holds": None}), flush=True)
-
-
-def bench_speed(engine: EmbeddedEngine) -> None:
-    """Tokens per CPU second of decoding (prompts are cached by a first ask), no peer: printed for the record."""
+def bench_decode(engine: EmbeddedEngine) -> None:
+    """CPU seconds per token of decoding many at once, against one at a time (prompts are cached by a first ask)."""
+    cost = {}
     for size in (1, 8, 32):
         requests = [request(f"speed{size}.{i}", f"{size} {i} " + WORDS * 8) for i in range(size)]
         asyncio.run(ask(engine, [GenerateRequest(r.messages, r.conversation, Sampling(1)) for r in requests]))
         sampled = engine.sampled
         took = cpu(lambda asked=requests: asyncio.run(ask(engine, asked)))
-        rate = (engine.sampled - sampled) / took
-        record(f"decode, {size} at once, context ~200", rate)
-    prefilled = engine.prefilled
-    took = cpu(lambda: asyncio.run(ask(engine, [request(f"fill{i}", f"fill {i} " + WORDS * 30) for i in range(2)])))
-    rate = (engine.prefilled - prefilled) / took
-    record("prefill (with 2 x 32 tokens decoded)", rate)
+        cost[size] = took / (engine.sampled - sampled)
+    for size, bar in ((8, 2.5), (32, 4.0)):
+        report(f"decode, {size} at once, context ~200", cost[size], "one at once", cost[1], "CPU s per token", bar)
 
 
 def new_engine(model: Llama) -> EmbeddedEngine:
@@ -164,7 +156,7 @@ def main() -> None:
     model = Llama(*weights.open_checkpoint(files.find(files.SMOLLM2)), "fp16")
     engine = new_engine(model)
     asyncio.run(ask(engine, [request("warm", "up")]))
-    bench_speed(engine)
+    bench_decode(engine)
     bench_conversation(model, engine)
     bench_shared(engine)
     together = bench_batch(engine)
