@@ -66,9 +66,11 @@ async def main() -> None:
         made.append(time.perf_counter() - started)
     say("sandbox_create", statistics.median(made) * 1e3, FLOOR, raw_ms, "ms, median", 10.0)
     idle = statistics.median(pss_kb(box.pid) for box in boxes if box.pid)
-    with subprocess.Popen(["/bin/sleep", "60"]) as sleeping:  # noqa: ASYNC220
-        say("sandbox_idle", idle, "a sleeping subprocess", pss_kb(sleeping.pid), "KB PSS", 2.0)
-        sleeping.kill()
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:  # noqa: ASYNC220
+        if cat.stdin and cat.stdout:
+            cat.stdin.write(b"up\n")
+            cat.stdout.readline()  # it runs and waits now
+        say("sandbox_idle", idle, "an idle cat", pss_kb(cat.pid), "KB PSS", 1.0)
     await asyncio.gather(*(box.close() for box in boxes))
     say("sandbox_life", (cpu_s() - cpu) / LIVE * 1e3, FLOOR, raw_cpu_ms, "CPU ms, made and closed", 10.0)
 
