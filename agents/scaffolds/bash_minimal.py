@@ -113,7 +113,7 @@ def parse(reply: str, tools: Sequence[str]) -> Parsed:
 
 def result(text: str) -> str:
     """An action's output between output tags."""
-    return render("scaffolds/bash_minimal/result", text=text)
+    return render("scaffolds/bash_minimal/result", text=text.rstrip("\n"))
 
 
 def repair(error: str) -> str:

@@ -70,7 +70,7 @@ def parse(reply: str, tools: Sequence[str]) -> Parsed:
 
 def result(text: str) -> str:
     """An action's output between response tags."""
-    return render("scaffolds/tool_json/result", text=text)
+    return render("scaffolds/tool_json/result", text=text.rstrip("\n"))
 
 
 def repair(error: str) -> str:

@@ -52,7 +52,9 @@ def peak_mb(run: Path) -> tuple[int, float]:
     root = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(root), str(Path(__file__).parent)])
     command = [sys.executable, "-c", SCRIPT, str(run)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    # The default pools keep what they were given for a while, more or less of it by chance; the system's gives it back.
+    steady = {"PYTHONPATH": paths, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(command, env=os.environ | steady, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     files, peak = done.stdout.split()
     return int(files), int(peak) / 1024
@@ -60,6 +62,7 @@ def peak_mb(run: Path) -> tuple[int, float]:
 
 def test_memory_is_bounded_by_a_shard(tmp_path: Path) -> None:
     few, low = peak_mb(run_of(tmp_path / "small", 400))
-    many, high = peak_mb(run_of(tmp_path / "large", 1600))
-    assert many > 3 * few > 10
-    assert high - low < 40  # the samples differ by 120 MB
+    many, high = peak_mb(run_of(tmp_path / "large", 2400))
+    assert many > 5 * few > 10
+    # The samples differ by 200 MB, and as Python objects by several times that; allocators keep some tens by chance.
+    assert high - low < 100, (low, high)
