@@ -1,7 +1,6 @@
 """The only place that wires engine, sandboxes and swarm. Called by the rollout stage, once per worker process."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from agents.swarm.spec import EpisodeSpec
 from prompts import render
 from schemas.episode import Episode
 from schemas.errors import ConfigError
-from schemas.recipe import EngineSettings, RunConfig
+from schemas.recipe import RunConfig
 from schemas.task import Action, Task
 
 
@@ -83,13 +82,7 @@ class Runtime:
 
 def open_runtime(config: RunConfig, *, needs_engine: bool) -> Runtime:
     """A runtime on this host's sandboxes; weights are loaded only when episodes will sample."""
-    return Runtime(load_engine(_threaded(config.engine)) if needs_engine else None, NativeFactory(), config)
-
-
-def _threaded(settings: EngineSettings) -> EngineSettings:
-    if settings.threads is not None:
-        return settings
-    return settings.model_copy(update={"threads": len(os.sched_getaffinity(0))})
+    return Runtime(load_engine(config.engine) if needs_engine else None, NativeFactory(), config)
 
 
 async def run_all(

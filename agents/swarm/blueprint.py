@@ -1,8 +1,8 @@
 """The blueprint policy: plays a task's reference actions as role-specific turns through a scaffold, in a real sandbox.
 
 Synthetic by nature, and labelled so in every episode's provenance: no model chose these actions. In a team, teammate_1
-plays what comes before the first change, teammate_2 everything up to the last change, the reviewer the checks after it,
-and the lead delegates, waits and submits.
+surveys, teammate_2 looks on and plays everything up to the last change, the reviewer the checks after it, and the lead
+delegates, waits and submits.
 """
 
 import json

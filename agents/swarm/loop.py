@@ -150,13 +150,15 @@ class Rounds:
         to.heard = text
         to.inbox.append(render("team/mail", sender=sender, text=clip(text)))
 
-    def _check_budget(self, agent: Agent) -> None:
-        sampled = sum(len(turn.output_ids or ()) for turn in agent.turns)
-        spent: StopReason | None = None
+    def _spent(self, agent: Agent) -> StopReason | None:
+        """The budget that the agent has used up, if any."""
         if len(agent.turns) >= self._max_turns:
-            spent = "turn_budget"
-        elif sampled >= self._budget.output_tokens:
-            spent = "token_budget"
+            return "turn_budget"
+        sampled = sum(len(turn.output_ids or ()) for turn in agent.turns)
+        return "token_budget" if sampled >= self._budget.output_tokens else None
+
+    def _check_budget(self, agent: Agent) -> None:
+        spent = self._spent(agent)
         if spent is None or self.stop_reason is not None:
             return
         if agent is self._lead:
@@ -164,9 +166,6 @@ class Rounds:
         elif agent.active:
             self._mail(agent.name, self._lead, render("team/out_of_turns"))
         agent.active = False
-
-    def _spent(self, agent: Agent) -> bool:
-        return len(agent.turns) >= self._max_turns
 
     def _deliver(self) -> None:
         """Hand out results and mail: to active agents always, to idle ones when there is mail, which wakes them."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -177,6 +178,41 @@ def test_a_teammate_out_of_turns_wakes_the_lead() -> None:
     episode = play(spec(layout="team"), ScriptedPolicy(script), shout_task(turns=5))
     assert episode.stop_reason == "submitted"
     assert [len(t.turns) for t in episode.trajectories] == [3, 5]
+
+
+class _Sampling(ScriptedPolicy):
+    """A script whose replies count 3,000 sampled tokens each."""
+
+    async def reply(self, agent: Agent) -> Reply:
+        told = await super().reply(agent)
+        return replace(told, prompt_ids=(), output_ids=(1,) * 3000, logprobs=(0.0,) * 3000)
+
+
+class _SamplingTeammate(_Sampling):
+    """Only the teammate's replies count."""
+
+    async def reply(self, agent: Agent) -> Reply:
+        return await (ScriptedPolicy.reply(self, agent) if agent.name == "lead" else super().reply(agent))
+
+
+def small_budget() -> Task:
+    task = shout_task()
+    return task.model_copy(update={"budget": task.budget.model_copy(update={"output_tokens": 6000})})
+
+
+def test_tokens_run_out() -> None:
+    episode = play(spec(), _Sampling({"solo": written("tool_json", bash("true"))}), small_budget())
+    assert (episode.stop_reason, episode.turns, episode.output_tokens) == ("token_budget", 2, 6000)
+
+
+def test_a_teammate_out_of_tokens_is_not_woken_again() -> None:
+    script = {
+        "lead": written("tool_json", *[send("teammate_1", "go on")] * 5, submit()),
+        "teammate_1": written("tool_json", bash("true")),
+    }
+    episode = play(spec(layout="team"), _SamplingTeammate(script), small_budget())
+    assert episode.stop_reason == "submitted"
+    assert [len(t.turns) for t in episode.trajectories] == [6, 2]
 
 
 def test_the_team_shares_one_folder() -> None:
