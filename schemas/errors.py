@@ -9,7 +9,11 @@
     │       └── ContextFull         the conversation and its reply do not fit the model's context
     ├── SandboxError       the sandbox, not the command in it
     │   ├── SandboxUnsupported  this host cannot make one; the message names the cause
-    │   └── SandboxDied         it was alive and is gone
+    │   ├── SandboxRefused      no room for one now; `cause` says what is short
+    │   └── SandboxDied         it was alive and is gone, or its holder closed it
+    │       ├── SandboxCrashed      what ran inside ended it: the agent's doing, a failed episode
+    │       ├── SandboxExpired      it lived for its whole `lifetime_s`
+    │       └── SandboxLost         the infrastructure lost it (zygote, node, network): never the agent's doing
     ├── StageError         a pipeline stage cannot go on
     └── MergeError         checkpoints that do not fit together
 
@@ -53,8 +57,28 @@ class SandboxUnsupported(SandboxError, OSError):
     """This host cannot make a sandbox. The message names the cause."""
 
 
+class SandboxRefused(SandboxError):
+    """No room for a sandbox now. `cause` is one word for metrics, the message says what was measured."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
 class SandboxDied(SandboxError):
-    """The sandbox was alive and is gone."""
+    """The sandbox was alive and is gone. Raised as itself when its holder closed it."""
+
+
+class SandboxCrashed(SandboxDied):
+    """What ran inside the sandbox ended it. An agent's doing: the episode has failed."""
+
+
+class SandboxExpired(SandboxDied):
+    """The sandbox lived for its whole `lifetime_s`."""
+
+
+class SandboxLost(SandboxDied):
+    """The infrastructure lost the sandbox. Never the agent's doing: the episode is played again elsewhere."""
 
 
 class StageError(TrajmillError):

@@ -1,16 +1,20 @@
-"""What a sandbox is: commands in, results out. The native one, the fake one and later remote ones keep this contract.
+"""What a sandbox is: commands in, results out. The native one, the fake one and remote ones keep this contract.
 
-Who calls it: the swarm (one sandbox per episode, many commands) and the task stage (admission).
+Two levels: a `SandboxFactory` makes sandboxes on this host at once; a `SandboxPool` (pool.py for this host, node/client.py
+for many) decides when and where. The swarm and the task stage know pools only.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 WORK = "/work"
 """Where an agent works."""
 VERIFY = "/verify"
 """Where verification files go after the agent has finished."""
+
+Priority = Literal["latency", "background"]
+"""Who gets the processor first: `background` runs only where `latency` leaves it idle (SCHED_IDLE)."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,20 @@ class Limits:
 
     memory_mb: int = 256
     disk_mb: int = 64
+    """/work, /tmp and /dev/shm together."""
+    inodes: int = 16384
+    """Files and folders in them."""
     processes: int = 64
     open_files: int = 256
+    """Of one process."""
+    cpu_weight: int = 100
+    """Share among sandboxes of the same priority, 1 to 10000 as in cgroup v2."""
     output_bytes: int = 64 * 1024
+    """Kept of each stream of a command."""
     command_s: float = 30.0
+    """Wall time of one command; past it the command is killed and its result says `timed_out`."""
+    lifetime_s: float = 3600.0
+    """Wall time of the sandbox; past it everything raises SandboxExpired."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,26 @@ class ExecResult:
     wall_s: float
 
 
+class Snapshot(Protocol):
+    """The files of a sealed sandbox, ready to be forked from. Outlives the sandbox; freed by `close`."""
+
+    @property
+    def limits(self) -> Limits:
+        """Of the sealed sandbox, and of every fork."""
+        ...
+
+    async def close(self) -> None:
+        """Give it up. Forks live on. Safe to call twice."""
+        ...
+
+
 class Sandbox(Protocol):
-    """One live sandbox. Every method raises SandboxDied when it is gone."""
+    """One live sandbox. Every method but `close` raises SandboxDied (by its kind) when it is gone."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it is known to be gone."""
+        ...
 
     async def run(
         self,
@@ -75,14 +107,45 @@ class Sandbox(Protocol):
         """End every process in the sandbox but its own init, so that nothing watches what is put next."""
         ...
 
+    async def seal(self) -> Snapshot:
+        """End every process and freeze the files for `fork`. Afterwards only `collect` and `close` work."""
+        ...
+
     async def close(self) -> None:
         """End the sandbox and free everything. Safe to call twice."""
         ...
 
 
 class SandboxFactory(Protocol):
-    """Makes sandboxes."""
+    """Makes sandboxes on this host."""
 
-    async def open(self, limits: Limits) -> Sandbox:
+    async def open(self, limits: Limits, priority: Priority = "latency") -> Sandbox:
         """A fresh sandbox with an empty WORK. Raises SandboxUnsupported with the cause on a host that cannot."""
+        ...
+
+    async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> Sandbox:
+        """A sandbox that starts with the snapshot's files, whatever their size without copying them.
+
+        What it changes is its own. Its limits are the snapshot's.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every sandbox it made. Safe to call twice."""
+        ...
+
+
+class SandboxPool(Protocol):
+    """Leases sandboxes: queue, admission and placement."""
+
+    async def lease(self, limits: Limits, priority: Priority = "latency") -> Sandbox:
+        """A fresh sandbox, when there is room. Its `close` gives it back. Raises SandboxRefused with the cause."""
+        ...
+
+    async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> Sandbox:
+        """As `lease`, with the snapshot's files."""
+        ...
+
+    async def close(self) -> None:
+        """End every sandbox it leased. Safe to call twice."""
         ...

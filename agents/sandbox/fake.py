@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from agents.sandbox.base import VERIFY, WORK, ExecResult, Limits
+from agents.sandbox.base import VERIFY, WORK, ExecResult, Limits, Priority, Snapshot
 from schemas.errors import SandboxDied, SandboxError
 
 
@@ -37,16 +37,40 @@ class Call:
     timeout_s: float | None
 
 
-class FakeSandbox:
-    """One scripted sandbox. `files` maps absolute paths to contents; `calls` is what was run, in order."""
+@dataclass(frozen=True)
+class FakeSnapshot:
+    """Files of a sealed scripted sandbox."""
 
-    def __init__(self, script: "Script", limits: Limits) -> None:
+    limits: Limits
+    files: Mapping[str, bytes]
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+class FakeSandbox:
+    """One scripted sandbox. `files` maps absolute paths to contents; `calls` is what was run, in order.
+
+    A test makes it die by setting `gone` to the SandboxDied that everything shall raise from then on.
+    """
+
+    def __init__(
+        self, script: "Script", limits: Limits, priority: Priority = "latency", files: Mapping[str, bytes] | None = None
+    ) -> None:
         self.script = script
         self.limits = limits
-        self.files: dict[str, bytes] = {}
+        self.priority = priority
+        self.files: dict[str, bytes] = dict(files or {})
+        self.sealed = False
+        self.gone: SandboxDied | None = None
         self.calls: list[Call] = []
         self.kills = 0
         self.closed = False
+
+    @property
+    def alive(self) -> bool:
+        """Neither closed nor gone."""
+        return not self.closed and self.gone is None
 
     async def run(
         self,
@@ -58,7 +82,7 @@ class FakeSandbox:
         merge_stderr: bool = False,
     ) -> ExecResult:
         """The scripted reply; `merge_stderr` appends its stderr to its stdout."""
-        self._check()
+        self._check(changes=True)
         call = Call(command if isinstance(command, str) else tuple(command), stdin, cwd, timeout_s)
         self.calls.append(call)
         result = self._answer(call)
@@ -78,7 +102,7 @@ class FakeSandbox:
         self, files: Mapping[str, bytes], *, root: str = WORK, executable: frozenset[str] = frozenset()
     ) -> None:
         """Keep files in memory. Raises ValueError for another root or a path that would leave it."""
-        self._check()
+        self._check(changes=True)
         if root not in {WORK, VERIFY}:
             raise ValueError(f"files go below {WORK} or {VERIFY}, not {root!r}")
         for path in files:
@@ -97,13 +121,24 @@ class FakeSandbox:
         self._check()
         self.kills += 1
 
+    async def seal(self) -> FakeSnapshot:
+        """The files below WORK, as they are now."""
+        self._check()
+        self.sealed = True
+        below = {path: data for path, data in self.files.items() if path.startswith(f"{WORK}/")}
+        return FakeSnapshot(self.limits, below)
+
     async def close(self) -> None:
         """Nothing works afterwards."""
         self.closed = True
 
-    def _check(self) -> None:
+    def _check(self, *, changes: bool = False) -> None:
+        if self.gone is not None:
+            raise self.gone
         if self.closed:
             raise SandboxDied("the sandbox is gone: it is closed")
+        if changes and self.sealed:
+            raise SandboxError("the sandbox is sealed")
 
     def _answer(self, call: Call) -> ExecResult:
         reply = self.script(self, call) if callable(self.script) else self.script.get(call.command)
@@ -124,8 +159,21 @@ class FakeFactory:
         self.script = script
         self.opened: list[FakeSandbox] = []
 
-    async def open(self, limits: Limits) -> FakeSandbox:
+    async def open(self, limits: Limits, priority: Priority = "latency") -> FakeSandbox:
         """A fresh one with no files."""
-        sandbox = FakeSandbox(self.script, limits)
+        return self._keep(FakeSandbox(self.script, limits, priority))
+
+    async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> FakeSandbox:
+        """One with the snapshot's files."""
+        if not isinstance(snapshot, FakeSnapshot):
+            raise TypeError(f"a fake forks fake snapshots, not {type(snapshot).__name__}")
+        return self._keep(FakeSandbox(self.script, snapshot.limits, priority, snapshot.files))
+
+    async def close(self) -> None:
+        """Closes all that it opened."""
+        for sandbox in self.opened:
+            await sandbox.close()
+
+    def _keep(self, sandbox: FakeSandbox) -> FakeSandbox:
         self.opened.append(sandbox)
         return sandbox
