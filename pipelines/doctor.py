@@ -20,8 +20,6 @@ CORE = ("apache-beam", "duckdb", "httpx", "jinja2", "polars", "pyarrow", "pydant
 ENGINE = ("torch", "safetensors", "gguf", "llguidance")
 NOTEBOOK = ("ipykernel", "nbclient", "nbformat")
 MEMORY_GB = 3
-SANDBOX_NOTES = {"memory limit", "user namespaces", "compiler"}
-"""Findings of the probe that do not stop a sandbox which works all the same."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def _sandbox() -> Iterator[Finding]:
     from agents.sandbox.probe import probe
 
     for check in probe():
-        bad: Literal["note", "missing"] = "note" if check.name in SANDBOX_NOTES else "missing"
+        bad: Literal["note", "missing"] = "note" if check.optional else "missing"
         yield Finding(f"sandbox: {check.name}", "ok" if check.ok else bad, check.detail)
 
 

@@ -1,7 +1,7 @@
 """What a sandbox is: commands in, results out. The native one, the fake one and remote ones keep this contract.
 
-Two levels: a `SandboxFactory` makes sandboxes on this host at once; a `SandboxPool` (pool.py for this host, node/client.py
-for many) decides when and where. The swarm and the task stage know pools only.
+Two levels: a `SandboxFactory` makes sandboxes on this host at once; a `SandboxPool` (pool.py for this host,
+node/client.py for many) decides when and where. The swarm and the task stage know pools only.
 """
 
 from collections.abc import Mapping, Sequence

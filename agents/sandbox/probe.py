@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from agents.sandbox import topology
 from agents.sandbox.base import Limits
 from agents.sandbox.native import build, layout
-from agents.sandbox.native.host import NativeFactory, NativeSandbox
+from agents.sandbox.native.host import WEAKER, NativeFactory
+from agents.sandbox.native.sandbox import NativeSandbox
 from schemas.errors import SandboxError, SandboxUnsupported
 
 TOOLS = ("bash", "ls", "sed", "grep", "find", "awk", "sort", "head", "tar", "diff")
@@ -16,11 +18,12 @@ PYTHON = "import sqlite3, sys; print(sys.version.split()[0], sqlite3.sqlite_vers
 
 
 class Check(NamedTuple):
-    """One line of the report: is it as it should be, and what was found."""
+    """One line of the report: is it as it should be, what was found, and can the default run do without it."""
 
     name: str
     ok: bool
     detail: str
+    optional: bool = False
 
 
 def probe() -> list[Check]:
@@ -32,7 +35,7 @@ def _compiler() -> Iterable[Check]:
     try:
         yield Check("compiler", True, build.compiler())
     except SandboxUnsupported as error:
-        yield Check("compiler", False, str(error))
+        yield Check("compiler", False, str(error), optional=True)
 
 
 def _namespaces() -> Iterable[Check]:
@@ -45,29 +48,29 @@ def _namespaces() -> Iterable[Check]:
         path = Path("/proc/sys") / name
         rootless_only = name.startswith("kernel/")
         if path.exists() and path.read_text().strip() == off and not (rootless_only and os.geteuid() == 0):
-            yield Check("user namespaces", False, f"{path} is {off}")
+            yield Check("user namespaces", False, f"{path} is {off}", optional=True)
             return
     yield Check("user namespaces", True, "not switched off")
 
 
 async def _sandbox() -> list[Check]:
-    factory = NativeFactory()
+    factory = NativeFactory(accept_process_memory_limit=True)
     try:
-        sandbox = await factory.open(Limits())
-    except SandboxError as error:
-        return [Check("sandbox", False, str(error))]
-    try:
+        sandbox = await factory.open(Limits(), "background")
         return [
-            Check("sandbox", True, f"helper {build.helper()}"),
+            Check("sandbox", True, f"zygote {build.zygote()}"),
             Check("user ids", True, _ids(sandbox)),
-            _groups(factory),
+            _memory(factory),
+            *_priority(factory),
+            Check("numa nodes", True, _nodes()),
+            await _fork(factory),
             await _python(sandbox),
             await _tools(sandbox),
         ]
     except SandboxError as error:
         return [Check("sandbox", False, str(error))]
     finally:
-        await sandbox.close()
+        await factory.close()
 
 
 def _ids(sandbox: NativeSandbox) -> str:
@@ -76,11 +79,39 @@ def _ids(sandbox: NativeSandbox) -> str:
     return "rootless: commands have the user id of this process, without its rights outside the sandbox"
 
 
-def _groups(factory: NativeFactory) -> Check:
+def _memory(factory: NativeFactory) -> Check:
     groups = factory.groups
     if groups.version:
         return Check("memory limit", True, f"cgroup v{groups.version}, for the whole sandbox")
-    return Check("memory limit", False, f"for each process only, no cgroup: {groups.why}")
+    return Check("memory limit", False, WEAKER.format(why=groups.why))
+
+
+def _priority(factory: NativeFactory) -> Iterable[Check]:
+    weights = factory.groups.cpu is not None
+    found = "a cgroup for each priority" if weights else "SCHED_IDLE only, no processor weights: no cpu cgroup is ours"
+    yield Check("priority", weights, found, optional=True)
+    tagged = factory.keeps_cores_apart
+    said = "sandboxes of different priority never share a core" if tagged else "not in this kernel (CONFIG_SCHED_CORE)"
+    yield Check("core scheduling", tagged, said, optional=True)
+
+
+def _nodes() -> str:
+    nodes = topology.read().nodes
+    if len(nodes) == 1:
+        return "one: nothing to bind"
+    return "; ".join(f"{n.id}: {len(n.cpus)} processors, {n.memory_mb} MB" for n in nodes)
+
+
+async def _fork(factory: NativeFactory) -> Check:
+    other = await factory.open(Limits())
+    try:
+        await other.put({"seen": b""})
+        snapshot = await other.seal()
+        seen = await (await factory.fork(snapshot)).collect(["seen"])
+        await snapshot.close()
+    except SandboxError as error:
+        return Check("forking", False, str(error), optional=True)
+    return Check("forking", bool(seen), "by overlayfs, without copying", optional=True)
 
 
 async def _python(sandbox: NativeSandbox) -> Check:

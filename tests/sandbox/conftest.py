@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agents.sandbox.base import ExecResult, Limits
-from agents.sandbox.native.host import NativeFactory, NativeSandbox
+from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.native.sandbox import NativeSandbox
 
 Use = Callable[[NativeSandbox], Awaitable[Any]]
 
@@ -18,11 +19,11 @@ def use() -> Callable[..., Any]:
 
     def go(body: Use, limits: Limits = Limits()) -> Any:  # noqa: B008
         async def main() -> Any:
-            sandbox = await NativeFactory().open(limits)
+            factory = NativeFactory(accept_process_memory_limit=True)
             try:
-                return await body(sandbox)
+                return await body(await factory.open(limits))
             finally:
-                await sandbox.close()
+                await factory.close()
 
         return asyncio.run(main())
 

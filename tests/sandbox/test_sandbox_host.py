@@ -1,5 +1,6 @@
-"""The host's side: building the helper, hosts that cannot, a supervisor that dies, and the rootless mode."""
+"""The host's side: building the zygote, hosts that cannot, a supervisor that dies, and the rootless mode."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from agents.sandbox.base import Limits
 from agents.sandbox.native import build, cgroups
+from agents.sandbox.native.host import NativeFactory
 from schemas.errors import SandboxUnsupported
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,7 +35,7 @@ def python(code: str, **environment: str) -> subprocess.Popen:
 # ---- build
 
 
-def test_many_processes_build_one_helper(tmp_path):
+def test_many_processes_build_one_zygote(tmp_path):
     place = str(tmp_path / "c")
     code = f"from pathlib import Path; from agents.sandbox.native import build; print(build.build(Path({place!r})))"
     running = [python(code) for _ in range(4)]
@@ -45,7 +47,7 @@ def test_many_processes_build_one_helper(tmp_path):
 
 
 def test_key_follows_the_sources(tmp_path):
-    (tmp_path / "helper.c").write_text("int main(void) { return 0; }")
+    (tmp_path / "zygote.c").write_text("int main(void) { return 0; }")
     first = build.source_key(tmp_path)
     (tmp_path / "more.h").write_text("")
     assert first != build.source_key(tmp_path) != build.source_key()
@@ -54,7 +56,7 @@ def test_key_follows_the_sources(tmp_path):
 def test_what_cannot_be_built_is_typed(tmp_path, monkeypatch):
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "helper.c").write_text("int main(void) { return missing; }")
+    (broken / "zygote.c").write_text("int main(void) { return missing; }")
     with pytest.raises(SandboxUnsupported, match=r"(?s)could not compile.*missing"):
         build.build(tmp_path / "cache", broken)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -66,9 +68,9 @@ def test_what_cannot_be_built_is_typed(tmp_path, monkeypatch):
         build.build(tmp_path / "cache")
 
 
-def test_a_helper_that_others_can_write_is_not_run(tmp_path):
-    helper = build.build(tmp_path)
-    helper.chmod(0o777)
+def test_a_zygote_that_others_can_write_is_not_run(tmp_path):
+    zygote = build.build(tmp_path)
+    zygote.chmod(0o777)
     with pytest.raises(SandboxUnsupported, match="others may write"):
         build.build(tmp_path)
 
@@ -82,17 +84,20 @@ from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
 from schemas.errors import SandboxUnsupported
 async def main():
+    factory = NativeFactory(accept_process_memory_limit=True)
     try:
-        await (await NativeFactory().open(Limits())).close()
+        await factory.open(Limits())
     except SandboxUnsupported as error:
         print(error.errno, error.strerror)
+    finally:
+        await factory.close()
 asyncio.run(main())
 """
 
 
 def test_host_without_user_namespaces(tmp_path):
     """A user namespace that may make no further ones: the kernel says ENOSPC to clone, as where they are turned off."""
-    build.helper()
+    build.zygote()
     limit = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" -c "$1"'
     done = subprocess.run(
         ["unshare", "-Ur", "bash", "-c", limit, sys.executable, OPEN],
@@ -103,7 +108,7 @@ def test_host_without_user_namespaces(tmp_path):
         timeout=60,
         check=False,
     )
-    assert "clone with new namespaces" in done.stdout and done.stdout.startswith("28 "), done
+    assert "new user namespace" in done.stdout and done.stdout.startswith("28 "), done
 
 
 def test_cgroup_places_are_found(tmp_path):
@@ -113,7 +118,10 @@ def test_cgroup_places_are_found(tmp_path):
         (one / name).mkdir(parents=True)
     membership = tmp_path / "membership"
     membership.write_text("9:name=systemd:/\n8:pids:/a\n4:cpu,memory:/a/b\n0::/\n")
-    assert cgroups.find(one, membership) == cgroups.Cgroups(1, (one / "memory/a/b", one / "pids/a"))
+    parents = (one / "memory/a/b", one / "pids/a")
+    assert cgroups.find(one, membership) == cgroups.Cgroups(1, parents)
+    (one / "cpu/a/b").mkdir(parents=True)
+    assert cgroups.find(one, membership) == cgroups.Cgroups(1, parents, one / "cpu/a/b")
 
     two = tmp_path / "v2"
     (two / "user.slice/session").mkdir(parents=True)
@@ -122,10 +130,45 @@ def test_cgroup_places_are_found(tmp_path):
     (two / "cgroup.subtree_control").write_text("cpu memory pids\n")
     (two / "user.slice/cgroup.subtree_control").write_text("pids\n")
     found = cgroups.find(two, membership)
-    assert found == cgroups.Cgroups(2, (two,))
-    made = cgroups.create(found, Limits(memory_mb=100, disk_mb=40, processes=5))
-    assert (made[0] / "memory.max").read_text() == str((100 + 40 + 3 * 10) * 1024 * 1024)
-    assert (made[0] / "pids.max").read_text() == "21"
+    assert found == cgroups.Cgroups(2, (two,), two)
+
+
+def test_cgroups_get_their_limits(tmp_path):
+    """In folders, so that what version 2 is given shows on hosts that have version 1."""
+    limits = Limits(memory_mb=100, disk_mb=40, processes=5, cpu_weight=50)
+    two = cgroups.Cgroups(2, (tmp_path,), tmp_path)
+    group = cgroups.create(two, limits, "latency")
+    (folder,) = group.folders
+    values = {name: (folder / name).read_text() for name in ("memory.max", "pids.max", "cpu.weight")}
+    assert values == {"memory.max": str((100 + 40 + 10) * 1024 * 1024), "pids.max": "21", "cpu.weight": "50"}
+    assert (folder.parent / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    assert int((folder.parent / "cpu.weight").read_text()) > 100
+    idle = cgroups.create(cgroups.Cgroups(2, (tmp_path,)), limits, "background").folders[0].parent
+    assert idle != folder.parent and not (idle / "cpu.weight").exists()
+    (folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert group.out_of_memory_kills() == 2
+
+
+def test_priorities_share_the_processor_as_told():
+    async def main():
+        factory = NativeFactory()
+        await factory.open(Limits(cpu_weight=50), "background")
+        await factory.open(Limits(cpu_weight=200))
+        where, groups = factory.groups, [box._group.folders[-1] for box in factory.live]
+        found = {
+            group.parent.name.rpartition("-")[2]: (
+                (group / "cpu.shares").read_text().strip(),
+                (group.parent / "cpu.idle").read_text().strip(),
+            )
+            for group in groups
+        }
+        await factory.close()
+        return where, found
+
+    where = cgroups.find()
+    if where.version != 1 or where.cpu is None or not (where.cpu / "cpu.idle").exists():
+        pytest.skip("no cpu controller of cgroup v1 with cpu.idle here")
+    assert asyncio.run(main())[1] == {"background": ("512", "1"), "latency": ("2048", "0")}
 
 
 def test_left_over_cgroups_are_swept():
@@ -134,13 +177,14 @@ def test_left_over_cgroups_are_swept():
         pytest.skip(f"no cgroups here: {where.why}")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    groups = [parent / f"trajmill-{pid}-99999" for parent in where.parents for pid in (gone.pid, os.getpid())]
-    for group in groups:
-        group.mkdir()
+    classes = [parent / f"trajmill-{pid}-latency" for parent in where.parents for pid in (gone.pid, os.getpid())]
+    for folder in classes:
+        (folder / "99999").mkdir(parents=True)
     cgroups.sweep(where)
-    assert [group.exists() for group in groups] == [False, True] * len(where.parents)
-    cgroups.remove(groups)
-    assert not any(group.exists() for group in groups)
+    assert [folder.exists() for folder in classes] == [False, True] * len(where.parents)
+    cgroups.Group(tuple(folder / "99999" for folder in classes)).remove()
+    cgroups.remove_classes(where)
+    assert not any(folder.exists() for folder in classes)
 
 
 # ---- a supervisor that dies
@@ -151,7 +195,7 @@ import asyncio, json, os, sys, time
 from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
 async def main():
-    factory = NativeFactory()
+    factory = NativeFactory(accept_process_memory_limit=True)
     boxes = [await factory.open(Limits()) for _ in range(3)]
     for box in boxes:
         await box.run("setsid sleep 99999 > /dev/null 2>&1 & trap '' TERM; nohup sleep 99998 > /dev/null 2>&1 &")

@@ -96,7 +96,8 @@ def test_python_and_tools_inside(python_inside):
         "with multiprocessing.Pool(2) as pool: print(pool.map(abs, [-1, -2]))"
     )
     assert python_inside(code) == "[(7,)]\nb'b'\n[1, 2]\n"
-    assert all(check.ok for check in probe() if check.name != "memory limit"), probe()
+    found = probe()
+    assert all(check.ok or check.optional for check in found if check.name != "memory limit"), found
 
 
 def test_output_is_capped_and_counted(use):
@@ -232,13 +233,13 @@ def test_200_commands_in_one(use):
 
 def test_40_live_at_once():
     async def main():
-        factory = NativeFactory()
+        factory = NativeFactory(accept_process_memory_limit=True)
         boxes = await asyncio.gather(*(factory.open(Limits()) for _ in range(40)))
         await asyncio.gather(*(box.run(f"echo {i} > mine") for i, box in enumerate(boxes)))
         kept = await asyncio.gather(*(box.collect(["mine"]) for box in boxes))
         assert [files["mine"] for files in kept] == [f"{i}\n".encode() for i in range(40)]
         assert len({box.pid for box in boxes}) == 40
-        await asyncio.gather(*(box.close() for box in boxes))
+        await factory.close()
         return [box.pid for box in boxes]
 
     assert not any(Path("/proc", str(pid)).exists() for pid in asyncio.run(main()))

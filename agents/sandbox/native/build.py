@@ -1,4 +1,4 @@
-"""Compiles the C helper on first use, cached under the hash of its sources. Called by host.py and probe.py."""
+"""Compiles the C zygote on first use, cached under the hash of its sources. Called by host.py and probe.py."""
 
 import functools
 import hashlib
@@ -19,12 +19,12 @@ LINKING = (("-static",), ())
 
 
 def cache_folder() -> Path:
-    """Where compiled helpers live: `$XDG_CACHE_HOME/trajmill`, else `~/.cache/trajmill`."""
+    """Where compiled zygotes live: `$XDG_CACHE_HOME/trajmill`, else `~/.cache/trajmill`."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "trajmill"
     except RuntimeError as error:
-        raise SandboxUnsupported(f"no place for the sandbox helper: {error}; set XDG_CACHE_HOME") from error
+        raise SandboxUnsupported(f"no place for the sandbox zygote: {error}; set XDG_CACHE_HOME") from error
 
 
 def compiler() -> str:
@@ -32,7 +32,7 @@ def compiler() -> str:
     name = os.environ.get("CC") or "cc"
     found = shutil.which(name)
     if found is None:
-        raise SandboxUnsupported(f"the sandbox helper needs a C compiler, and {name!r} is not on the PATH")
+        raise SandboxUnsupported(f"the sandbox zygote needs a C compiler, and {name!r} is not on the PATH")
     return found
 
 
@@ -45,7 +45,7 @@ def source_key(sources: Path = SOURCES) -> str:
 
 
 def build(folder: Path, sources: Path = SOURCES) -> Path:
-    """The helper in `folder`, compiled unless it is there. Several processes may do this at once."""
+    """The zygote in `folder`, compiled unless it is there. Several processes may do this at once."""
     target = folder / f"sandbox-{source_key(sources)}"
     if _trusted(target):
         return target
@@ -53,19 +53,19 @@ def build(folder: Path, sources: Path = SOURCES) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
-            made = _compile(cc, sources / "helper.c", Path(scratch) / "helper")
+            made = _compile(cc, sources, Path(scratch) / "zygote")
             made.chmod(0o755)
             made.replace(target)
     except OSError as error:
         if isinstance(error, SandboxUnsupported):
             raise
-        raise SandboxUnsupported(f"the sandbox helper cannot be built in {folder}: {error}") from error
+        raise SandboxUnsupported(f"the sandbox zygote cannot be built in {folder}: {error}") from error
     return target
 
 
 @functools.cache
-def helper() -> Path:
-    """The compiled helper of this process. Raises SandboxUnsupported naming what is missing."""
+def zygote() -> Path:
+    """The compiled zygote of this process. Raises SandboxUnsupported naming what is missing."""
     return build(cache_folder())
 
 
@@ -76,18 +76,18 @@ def _trusted(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise SandboxUnsupported(f"the sandbox helper cannot be read: {error}") from error
+        raise SandboxUnsupported(f"the sandbox zygote cannot be read: {error}") from error
     if not stat.S_ISREG(st.st_mode) or st.st_uid not in {os.geteuid(), 0} or st.st_mode & 0o022:
         raise SandboxUnsupported(f"{path} belongs to someone else or others may write to it; remove it")
     return True
 
 
-def _compile(cc: str, source: Path, target: Path) -> Path:
+def _compile(cc: str, sources: Path, target: Path) -> Path:
     complaints = ""
     for linking in LINKING:
-        command = [cc, *WARNINGS, *linking, "-o", str(target), str(source)]
+        command = [cc, *WARNINGS, *linking, "-o", str(target), *map(str, sorted(sources.glob("*.c")))]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
         if done.returncode == 0:
             return target
         complaints = done.stderr.strip()
-    raise SandboxUnsupported(f"{cc} could not compile the sandbox helper: {complaints[-2000:]}")
+    raise SandboxUnsupported(f"{cc} could not compile the sandbox zygote: {complaints[-2000:]}")

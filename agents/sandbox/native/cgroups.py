@@ -1,6 +1,9 @@
-"""Memory and pids control groups for sandboxes, version 1 or 2, where the host lets us. Called by host.py and probe.py.
+"""Control groups for sandboxes: memory, pids, processor weight; version 1 or 2. Called by host.py.
 
 Without them a sandbox is still bounded, but more weakly: RLIMIT_AS holds for each process, not for their sum.
+
+    PARENT/trajmill-PID-latency/0        one for each sandbox of host process PID
+    PARENT/trajmill-PID-background/1     this class is idle: it runs where nobody else wants to
 """
 
 import contextlib
@@ -9,15 +12,19 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.sandbox.base import Limits
-from agents.sandbox.native.layout import MIB, disk_sizes
+from agents.sandbox.base import Limits, Priority
+from agents.sandbox.native.layout import MIB, disk_mb
 
 ROOT = Path("/sys/fs/cgroup")
 OWN_PROCESSES = 16
 """PID 1 and the supervisors of commands count too."""
 CONTROLLERS = ("memory", "pids")
-OPTIONAL = {"memory.swap.max", "memory.memsw.limit_in_bytes"}
-"""Absent on kernels that do not account for swap."""
+LATENCY_WEIGHT = 1000
+"""Of all latency-sensitive sandboxes together, beside 100 for anything else on the host."""
+SHARES = 1024 / 100
+"""cpu.shares of version 1 for each unit of cpu.weight of version 2."""
+OPTIONAL = {"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.idle"}
+"""Absent on kernels that do not account for swap, or older than 5.15."""
 
 _numbers = itertools.count()
 
@@ -28,7 +35,43 @@ class Cgroups:
 
     version: int
     parents: tuple[Path, ...]
+    """Version 1: of memory and pids. Version 2: one folder for all."""
+    cpu: Path | None = None
+    """For the processor weight; None when that is not ours to set."""
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The groups of one sandbox, one for each hierarchy; the first counts memory."""
+
+    folders: tuple[Path, ...] = ()
+
+    def join_files(self) -> list[int]:
+        """A descriptor of each group's list of processes, to be written by who joins. The caller closes them."""
+        opened: list[int] = []
+        try:
+            for folder in self.folders:
+                opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return opened
+
+    def out_of_memory_kills(self) -> int:
+        """How many processes the kernel has killed in it for want of memory."""
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError, IndexError):
+                fields = dict(line.split() for line in (self.folders[0] / name).read_text().splitlines())
+                return int(fields.get("oom_kill", 0))
+        return 0
+
+    def remove(self) -> None:
+        """Remove the groups, whose processes are gone. Left-overs of a killed host are taken by `sweep`."""
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def find(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> Cgroups:
@@ -36,70 +79,109 @@ def find(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> Cgr
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError as error:
-        return Cgroups(0, (), f"{membership}: {error.strerror}")
+        return Cgroups(0, (), why=f"{membership}: {error.strerror}")
     own = {name: path for _, names, path in lines for name in names.split(",")}
     if all(name in own for name in CONTROLLERS):
-        parents = tuple(root / name / own[name].lstrip("/") for name in CONTROLLERS)
+        *parents, cpu = (root / name / own.get(name, "").lstrip("/") for name in (*CONTROLLERS, "cpu"))
         closed = [str(path) for path in parents if not os.access(path, os.W_OK)]
-        return Cgroups(0, (), f"no write access to {', '.join(closed)}") if closed else Cgroups(1, parents)
+        if closed:
+            return Cgroups(0, (), why=f"no write access to {', '.join(closed)}")
+        return Cgroups(1, tuple(parents), cpu if "cpu" in own and os.access(cpu, os.W_OK) else None)
     start = root / own.get("", "/").lstrip("/")
     for folder in (start, *start.parents):
-        if _delegates(folder):
-            return Cgroups(2, (folder,))
+        passed_on = _passed_on(folder)
+        if set(CONTROLLERS) <= passed_on and os.access(folder, os.W_OK):
+            return Cgroups(2, (folder,), folder if "cpu" in passed_on else None)
         if folder == root:
             break
-    return Cgroups(0, (), f"no writable group at or above {start} passes on the memory and pids controllers")
+    return Cgroups(0, (), why=f"no writable group at or above {start} passes on the memory and pids controllers")
 
 
-def _delegates(folder: Path) -> bool:
+def _passed_on(folder: Path) -> set[str]:
     try:
-        passed_on = (folder / "cgroup.subtree_control").read_text().split()
+        return set((folder / "cgroup.subtree_control").read_text().split())
     except OSError:
-        return False
-    return set(CONTROLLERS) <= set(passed_on) and os.access(folder, os.W_OK)
+        return set()
 
 
-def create(where: Cgroups, limits: Limits) -> list[Path]:
+def create(where: Cgroups, limits: Limits, priority: Priority) -> Group:
     """Make the groups of one sandbox, limits set. Raises OSError."""
-    name = f"trajmill-{os.getpid()}-{next(_numbers)}"
+    number = str(next(_numbers))
     # tmpfs pages are charged to the group. They come on top, so that a full disk does not eat a command's memory.
-    memory = (limits.memory_mb + sum(disk_sizes(limits).values())) * MIB
-    pids = limits.processes + OWN_PROCESSES
+    memory = (limits.memory_mb + disk_mb(limits)) * MIB
+    pids = {"pids.max": limits.processes + OWN_PROCESSES}
     if where.version == 1:
-        swap = [("memory.memsw.limit_in_bytes", memory)]  # of memory and swap together
-        settings = [[("memory.limit_in_bytes", memory), *swap], [("pids.max", pids)]]
+        both = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
+        settings = [(where.parents[0], both), (where.parents[1], pids)]
+        if where.cpu:
+            settings.append((where.cpu, {"cpu.shares": max(2, round(limits.cpu_weight * SHARES))}))
     else:
-        settings = [[("memory.max", memory), ("memory.swap.max", 0), ("pids.max", pids)]]
-    groups = [(parent / name, values) for parent, values in zip(where.parents, settings, strict=True)]
+        weight = {"cpu.weight": limits.cpu_weight} if where.cpu else {}
+        settings = [(where.parents[0], {"memory.max": memory, "memory.swap.max": 0} | pids | weight)]
     made: list[Path] = []
     try:
-        for group, values in groups:
-            group.mkdir()
-            made.append(group)
-            for key, value in values:
-                if key not in OPTIONAL or (group / key).exists():
-                    (group / key).write_text(str(value))
+        for parent, values in settings:
+            folder = _class_folder(where, parent, priority) / number
+            folder.mkdir()
+            made.append(folder)
+            _write(folder, values)
     except OSError:
-        remove(made)
+        Group(tuple(made)).remove()
         raise
-    return made
+    return Group(tuple(made))
 
 
-def remove(groups: list[Path]) -> None:
-    """Remove groups whose processes are gone. Left-overs of a killed host are taken by `sweep`."""
-    for group in groups:
-        with contextlib.suppress(OSError):
-            group.rmdir()
+def _class_folder(where: Cgroups, parent: Path, priority: Priority) -> Path:
+    folder = parent / f"trajmill-{os.getpid()}-{priority}"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return folder
+    idle = priority == "background"
+    if where.version == 2:
+        passed_on = "+memory +pids" + (" +cpu" if where.cpu else "")
+        _write(folder, {"cgroup.subtree_control": passed_on})
+        if where.cpu:
+            _write(folder, {"cpu.idle": 1} if idle else {"cpu.weight": LATENCY_WEIGHT})
+    elif parent == where.cpu:
+        _write(folder, {"cpu.idle": 1} if idle else {"cpu.shares": round(LATENCY_WEIGHT * SHARES)})
+    return folder
+
+
+def _write(folder: Path, values: dict[str, int] | dict[str, str]) -> None:
+    for key, value in values.items():
+        if key not in OPTIONAL or (folder / key).exists():
+            # Without truncation: nobody but the kernel reads these, and it takes a write at once.
+            descriptor = os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, str(value).encode())
+            finally:
+                os.close(descriptor)
 
 
 def sweep(where: Cgroups) -> int:
-    """Remove groups whose host process is gone (killed before it could); returns how many."""
+    """Remove groups whose host process is gone (killed before it could); returns how many sandboxes they were of."""
     count = 0
-    for parent in where.parents:
-        for group in parent.glob("trajmill-*-*"):
-            owner = group.name.split("-")[1]
+    for parent in {*where.parents, *([where.cpu] if where.cpu else [])}:
+        for folder in parent.glob("trajmill-*-*"):
+            owner = folder.name.split("-")[1]
             if owner.isdecimal() and not Path("/proc", owner).exists():
-                with contextlib.suppress(OSError):
-                    group.rmdir()
-                    count += 1
+                count += _remove_class(folder)
     return count
+
+
+def remove_classes(where: Cgroups) -> None:
+    """Remove this process's class folders, unless another factory of it still has sandboxes in them."""
+    for parent in {*where.parents, *([where.cpu] if where.cpu else [])}:
+        for folder in parent.glob(f"trajmill-{os.getpid()}-*"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _remove_class(folder: Path) -> int:
+    removed = 0
+    for child in (*(path for path in folder.iterdir() if path.is_dir()), folder):
+        with contextlib.suppress(OSError):  # still dying: the next start takes it
+            child.rmdir()
+            removed += child != folder
+    return removed

@@ -1,11 +1,10 @@
-"""The socket to a sandbox's helper: messages with descriptors, without blocking the event loop. Called by host.py.
+"""The sockets to a zygote and to PID 1s: messages with descriptors, without blocking. Called by zygote.py, sandbox.py.
 
-The message layout is `struct message` of helper.c. No thread and no select(): hundreds of these live on one loop.
+The message layout is `struct message` of sandbox.h. No thread and no select(): hundreds of these live on one loop.
 """
 
 import array
 import asyncio
-import contextlib
 import os
 import socket
 import struct
@@ -17,27 +16,29 @@ from schemas.errors import SandboxDied
 
 HEAD = struct.Struct("=IIii")
 MAX_MESSAGE = 192 * 1024
-"""Of helper.c; also under the kernel's default socket buffer."""
+"""Of sandbox.h; also under the kernel's default socket buffer."""
 
 
 class Op(IntEnum):
-    """Kinds of messages, as in helper.c."""
+    """Kinds of messages, as in sandbox.h."""
 
-    SPEC = 1
-    EXEC = 2
-    KILL = 3
-    KILL_ALL = 4
-    FOLDER = 5
-    BORN = 6
-    READY = 7
-    FAILED = 8
-    EXITED = 9
-    DONE = 10
+    ROOT = 1
+    CREATE = 2
+    EXEC = 3
+    KILL = 4
+    KILL_ALL = 5
+    FOLDER = 6
+    SEAL = 7
+    BORN = 8
+    READY = 9
+    FAILED = 10
+    EXITED = 11
+    DONE = 12
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message from the helper. `descriptor` is the receiver's to close."""
+    """One message from the other side. `descriptor` is the receiver's to close."""
 
     op: Op
     id: int
@@ -60,11 +61,11 @@ class Channel:
         self._loop.add_reader(end.fileno(), self._readable)
 
     async def send(
-        self, op: Op, number: int = 0, a: int = 0, data: bytes = b"", descriptors: Sequence[int] = ()
+        self, op: Op, number: int = 0, a: int = 0, b: int = 0, data: bytes = b"", descriptors: Sequence[int] = ()
     ) -> None:
-        """Send one message, waiting while the helper's queue is full. Raises SandboxDied when it is gone."""
+        """Send one message, waiting while the other side's queue is full. Raises SandboxDied when it is gone."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        parts = [HEAD.pack(op, number, a, 0), data]
+        parts = [HEAD.pack(op, number, a, b), data]
         async with self._sending:
             while True:
                 if self._socket.fileno() < 0:
@@ -78,7 +79,7 @@ class Channel:
                     raise SandboxDied(f"the sandbox is gone: {error.strerror}") from error
 
     def close(self) -> None:
-        """Stop listening and close our end, which ends the helper too."""
+        """Stop listening and close our end, which ends the other side too."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -122,19 +123,20 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def child_ended(pid: int) -> None:
-    """Wait for a child process of ours to end, and reap it."""
+async def child_ended(pid: int) -> int | None:
+    """Wait for a child process of ours to end and reap it: its wait status, None when somebody else took it."""
     try:
         watch = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return None
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     loop.add_reader(watch, _wake, ended)
     try:
         await ended
+        return os.waitpid(pid, os.WNOHANG)[1]  # noqa: ASYNC222  (does not wait: it has ended)
+    except ChildProcessError:
+        return None
     finally:
         loop.remove_reader(watch)
         os.close(watch)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  (does not wait: it has ended)

@@ -1,4 +1,4 @@
-"""What a sandbox looks like inside: the list of steps that the helper carries out. Pure; called by host.py.
+"""What a sandbox looks like inside, in the words that the zygote reads. Called by zygote.py and host.py.
 
 Everything is the same on every host but the contents of /usr and of /opt/python. Targets are relative to the new root.
 """
@@ -8,9 +8,13 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from agents.sandbox.base import Limits
+from agents.sandbox.base import Limits, Priority
+from agents.sandbox.topology import NumaNode
+from schemas.errors import SandboxUnsupported
 
 MIB = 1024 * 1024
+OWN_INODES = 8
+"""Folders that every sandbox starts with."""
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ETC = {
@@ -33,10 +37,14 @@ ENVIRONMENT = {
 }
 
 
-def disk_sizes(limits: Limits) -> dict[str, int]:
-    """MiB of each tmpfs. Their sum is what files in one sandbox can take."""
-    side = max(4, limits.disk_mb // 4)
-    return {"work": limits.disk_mb, "tmp": side, "dev/shm": side, "verify": side}
+def verify_mb(limits: Limits) -> int:
+    """Size of /verify, which what fills the other folders cannot take away."""
+    return max(4, limits.disk_mb // 4)
+
+
+def disk_mb(limits: Limits) -> int:
+    """All that files in one sandbox can take."""
+    return limits.disk_mb + verify_mb(limits)
 
 
 def python_folder() -> Path | None:
@@ -45,21 +53,26 @@ def python_folder() -> Path | None:
     return None if base.is_relative_to("/usr") else base
 
 
-def steps(limits: Limits) -> list[str]:
-    """The specification as flat words and fields, see `build_step` in helper.c."""
-    out = [*_system(), *_devices(), "dir", "proc", "555", "proc", "proc"]
-    sizes = disk_sizes(limits)
-    for name, mode in (("work", "0755"), ("tmp", "1777"), ("dev/shm", "1777")):
-        inodes = max(1024, sizes[name] * 128)
-        out += ["dir", name, "755", "tmpfs", name, f"size={sizes[name]}m,nr_inodes={inodes},mode={mode}{_owner(mode)}"]
-    out += ["dir", "verify", "755", "verify", "verify", f"size={sizes['verify']}m,nr_inodes=4096,mode=0755"]
-    out += ["hostname", "sandbox"]
-    words = (limits.memory_mb * MIB, limits.disk_mb * MIB, limits.processes, limits.open_files)
-    return [*out, *_python(), "limits", *map(str, words)]
+def root(node: NumaNode | None, priority: Priority) -> bytes:
+    """What a zygote needs to know: NUMA node, whether its sandboxes are idle ones, the steps of `build_root`."""
+    cpus = ",".join(map(str, node.cpus)) if node else ""
+    out = [str(node.id if node else 0), cpus, str(int(priority == "background"))]
+    out += [*_system(), *_devices()]
+    for name in ("work", "tmp", "dev/shm", "verify", "proc"):
+        out += ["dir", name, "755"]
+    return encode([*out, "proc", "proc", *_python()])
 
 
-def _owner(mode: str) -> str:
-    return "" if mode == "1777" else ",uid=1000,gid=1000"
+def create(limits: Limits) -> bytes:
+    """What the zygote needs to know about one sandbox, see `read_limits` in zygote.c."""
+    sizes = (limits.memory_mb * MIB, limits.disk_mb * MIB, limits.processes, limits.open_files)
+    store = (f"{limits.disk_mb}m", limits.inodes + OWN_INODES, f"{verify_mb(limits)}m")
+    return encode([str(value) for value in (*sizes, *store)])
+
+
+def unsupported(code: int, step: str) -> SandboxUnsupported:
+    """The error for a failed step, as the zygote and PID 1 name them."""
+    return SandboxUnsupported(code, f"making a sandbox failed at {step!r}: {os.strerror(code)}")
 
 
 def _system() -> list[str]:

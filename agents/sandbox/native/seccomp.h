@@ -1,4 +1,4 @@
-/* The system-call filter of sandboxed commands. Included by helper.c only.
+/* The system-call filter of sandboxed commands. Included by zygote.c only.
  *
  * A list of what is refused, not of what is allowed: agents run whatever the host has installed. Refused is what reaches
  * the kernel's rarely used corners, what could make a new namespace (and so new capabilities), what could touch the
@@ -60,7 +60,12 @@ static const int refused_calls[] = {
 #define RETURN(action) BPF_STMT(BPF_RET | BPF_K, (action))
 #define FAIL_WITH(code) RETURN(SECCOMP_RET_ERRNO | (code))
 
-static int install_filter(void) {
+enum { CALLS = sizeof refused_calls / sizeof *refused_calls, HEAD = 64 };
+static struct sock_filter filter[HEAD + 2 * CALLS + 1];
+static struct sock_fprog program = {.filter = filter};
+
+/* Once, in the zygote: PID 1s only read it. */
+static void prepare_filter(void) {
     const struct sock_filter head[] = {
         LOAD(offsetof(struct seccomp_data, arch)),
         IF_EQ(NATIVE_ARCH, 1, 0),
@@ -105,15 +110,17 @@ static int install_filter(void) {
         FAIL_WITH(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
     };
-    enum { HEAD = sizeof head / sizeof *head, CALLS = sizeof refused_calls / sizeof *refused_calls };
-    struct sock_filter code[HEAD + 2 * CALLS + 1];
-    memcpy(code, head, sizeof head);
-    struct sock_filter *at = code + HEAD;
+    _Static_assert(sizeof head <= HEAD * sizeof *head, "HEAD");
+    memcpy(filter, head, sizeof head);
+    struct sock_filter *at = filter + sizeof head / sizeof *head;
     for (int i = 0; i < CALLS; i++) {
         *at++ = (struct sock_filter)IF_EQ(refused_calls[i], 0, 1);
         *at++ = (struct sock_filter)FAIL_WITH(EPERM);
     }
     *at++ = (struct sock_filter)RETURN(SECCOMP_RET_ALLOW);
-    struct sock_fprog program = {.len = at - code, .filter = code};
+    program.len = at - filter;
+}
+
+static int install_filter(void) {
     return syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
 }
