@@ -1,13 +1,10 @@
 """The host's side: building the zygote, hosts that cannot, a supervisor that dies, and the rootless mode."""
 
 import asyncio
-import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -185,70 +182,6 @@ def test_left_over_cgroups_are_swept():
     cgroups.Group(tuple(folder / "99999" for folder in classes)).remove()
     cgroups.remove_classes(where)
     assert not any(folder.exists() for folder in classes)
-
-
-# ---- a supervisor that dies
-
-
-SUPERVISOR = """
-import asyncio, json, os, sys, time
-from agents.sandbox.base import Limits
-from agents.sandbox.native.host import NativeFactory
-async def main():
-    factory = NativeFactory(accept_process_memory_limit=True)
-    boxes = [await factory.open(Limits()) for _ in range(3)]
-    for box in boxes:
-        await box.run("setsid sleep 99999 > /dev/null 2>&1 & trap '' TERM; nohup sleep 99998 > /dev/null 2>&1 &")
-        asyncio.ensure_future(box.run("sleep 99997"))
-    copy = os.fork() if "fork" in sys.argv else 0  # holds a copy of every descriptor
-    if "fork" in sys.argv and copy == 0:
-        time.sleep(60)
-        os._exit(0)
-    print(json.dumps({"init": [box.pid for box in boxes], "copy": copy}), flush=True)
-    await asyncio.sleep(60)
-asyncio.run(main())
-"""
-
-
-def below(tops: list[int]) -> set[int]:
-    """Live host processes that are these or descend from them."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in "ZX":
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = {pid for pid in tops if pid in parents}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-@pytest.mark.parametrize("how", ["plain", "fork"])
-def test_supervisor_killed(how):
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, how], stdout=subprocess.PIPE, text=True, cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-    )  # fmt: skip
-    said = json.loads(supervisor.stdout.readline())
-    try:
-        deadline = time.monotonic() + 10
-        while len(members := below(said["init"])) < 3 * 6:  # PID 1, two supervisors, three sleeps, of each
-            assert time.monotonic() < deadline, members
-            time.sleep(0.01)
-        supervisor.send_signal(signal.SIGKILL)
-        supervisor.wait()
-        deadline = time.monotonic() + 5
-        while left := {pid for pid in members if below([pid])}:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
-    finally:
-        supervisor.kill()
-        supervisor.stdout.close()
-        if said["copy"]:
-            os.kill(said["copy"], signal.SIGKILL)
 
 
 # ---- rootless

@@ -110,7 +110,7 @@ def test_only_own_processes_are_seen(inside):
 
 def test_two_sandboxes_share_nothing():
     async def main():
-        factory = NativeFactory()
+        factory = NativeFactory(accept_process_memory_limit=True)
         one, other = await factory.open(Limits()), await factory.open(Limits())
         try:
             await one.run("sleep 777 > /dev/null & for d in /work /tmp /dev/shm; do echo secret > $d/x; done")

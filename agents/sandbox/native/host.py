@@ -17,6 +17,7 @@ WEAKER = (
     "this host lets us limit memory for each process only, not for a whole sandbox ({why}); "
     "set sandbox.accept_process_memory_limit to run all the same"
 )
+CLOSING = 256
 
 
 class NativeFactory:
@@ -52,7 +53,13 @@ class NativeFactory:
 
     async def close(self) -> None:
         """See base.py."""
-        await asyncio.gather(*(sandbox.close() for sandbox in self.live))
+        slots = asyncio.Semaphore(CLOSING)  # each takes a descriptor while it closes
+
+        async def close(sandbox: NativeSandbox) -> None:
+            async with slots:
+                await sandbox.close()
+
+        await asyncio.gather(*map(close, self.live))
         zygotes, self._zygotes = list(self._zygotes.values()), {}
         await asyncio.gather(*(zygote.close() for zygote in zygotes))
         cgroups.remove_classes(self.groups)

@@ -85,10 +85,15 @@ static void become(char *data, char *end, const int *descriptors, int count) {
     give_up(arguments[0], errno == ENOENT ? 127 : 126);
 }
 
+/* fork() without the C library's bookkeeping, which would write to pages that an idle PID 1 need not own. */
+static pid_t new_process(void) {
+    return syscall(__NR_clone, SIGCHLD, 0, 0, 0, 0);
+}
+
 static void supervise(uint32_t id, char *data, char *end, const int *descriptors, int count) {
     int status;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    pid_t command = fork();
+    pid_t command = new_process();
     if (command == 0)
         become(data, end, descriptors, count);
     if (command < 0)
@@ -108,7 +113,7 @@ static void start_command(uint32_t id, char *data, char *end, const int *descrip
     while (slot < MAX_COMMANDS && hot.commands[slot].pid)
         slot++;
     errno = EAGAIN;
-    pid_t pid = slot < MAX_COMMANDS && count >= 2 && !hot.sealed ? fork() : -1;
+    pid_t pid = slot < MAX_COMMANDS && count >= 2 && !hot.sealed ? new_process() : -1;
     if (pid == 0)
         supervise(id, data, end, descriptors, count);
     if (pid > 0) {
@@ -227,9 +232,9 @@ static int folder_of(const struct message *m) {
     return m->a ? VERIFY : open("/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-static void answer(struct message *m, char *end, const int *descriptors, int count) {
+static void answer(struct message *m, char *end) {
     if (m->op == EXEC) {
-        start_command(m->id, m->data, end, descriptors, count);
+        start_command(m->id, m->data, end, hot.descriptors, hot.count);
         return;
     }
     if (m->op == KILL)
@@ -255,16 +260,15 @@ void serve(int can_fork) {
     tell(SOCKET, READY, 0, can_fork, 0, "", -1);
     for (;;) {
         struct pollfd waiting = {SOCKET, POLLIN, 0};
-        int descriptors[MAX_DESCRIPTORS], count;
         int ready = ppoll(&waiting, 1, NULL, &none);
         reap();
         if (ready <= 0)
             continue;
-        ssize_t size = receive(descriptors, &count);
+        ssize_t size = receive();
         if (!size)
             _exit(0); /* the host is gone; the kernel takes everything in this pid namespace with us */
-        answer((struct message *)hot.buffer, hot.buffer + size, descriptors, count);
-        for (int i = 0; i < count; i++)
-            close(descriptors[i]);
+        answer((struct message *)hot.buffer, hot.buffer + size);
+        for (int i = 0; i < hot.count; i++)
+            close(hot.descriptors[i]);
     }
 }

@@ -42,11 +42,14 @@ struct limits {
     const char *store, *inodes, *verify; /* tmpfs sizes */
 };
 
-/* Everything that an idle PID 1 has written to, side by side: one page of its own, all others it shares with the zygote. */
+/* All that the zygote and PID 1s write to, side by side: a PID 1 owns one page of it and shares the rest of the program. */
 struct hot {
     struct { pid_t pid; uint32_t id; } commands[MAX_COMMANDS];
     struct limits limits;
     int sealed;
+    char *cursor, *cursor_end;               /* of next_field() */
+    int descriptors[MAX_DESCRIPTORS], count; /* that came with the message in `buffer` */
+    char control[1024];                      /* room for them in the kernel's form */
     char buffer[MAX_MESSAGE + 1] __attribute__((aligned(8)));
 };
 extern struct hot hot;
@@ -54,7 +57,7 @@ extern char *environment[MAX_ENVIRONMENT];
 
 /* wire.c */
 void tell(int to, enum op op, uint32_t id, int32_t a, int32_t b, const char *text, int descriptor);
-ssize_t receive(int *descriptors, int *count); /* the next message into `hot.buffer`: its size, 0 at the end */
+ssize_t receive(void); /* the next message into `hot`: its size, 0 at the end */
 void fail(const char *step);                   /* FAILED with errno, and the end of this process */
 void start_fields(char *from, char *end);
 char *next_field(void);

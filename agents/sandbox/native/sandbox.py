@@ -27,8 +27,9 @@ from schemas.errors import (
     SandboxUnsupported,
 )
 
-ANSWER_S = 20.0
-"""How long PID 1 may take to make the sandbox or to answer a request before the sandbox counts as lost."""
+ANSWER_S = {"latency": 20.0, "background": 120.0}
+"""How long PID 1 may take to make the sandbox or to answer a request before the sandbox counts as lost. A background one
+waits for its turn on the processor."""
 MAX_ARGUMENT = 128 * 1024 - 1
 """Of the kernel, in bytes, for one argument; a shell line is one."""
 MAX_ARGUMENTS = 1000
@@ -82,6 +83,7 @@ class NativeSandbox:
         self._layers = layers
         self._host_id = 0
         self._sealed = False
+        self._answer_s = ANSWER_S[priority]
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[tuple[Op, int], asyncio.Future[Message]] = {}
         self._background: set[Output] = set()
@@ -111,10 +113,10 @@ class NativeSandbox:
             for descriptor in groups:
                 os.close(descriptor)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 await self._ready
         except TimeoutError as error:
-            raise SandboxLost(f"no sandbox after {ANSWER_S:g} s") from error
+            raise SandboxLost(f"no sandbox after {self._answer_s:g} s") from error
         zygote.made += 1
         self._timer = asyncio.get_running_loop().call_later(self.limits.lifetime_s, self._expire)
 
@@ -267,7 +269,7 @@ class NativeSandbox:
         try:
             await self._channel.send(op, number, a, data=data, descriptors=descriptors)
         except SandboxDied:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 await asyncio.shield(self.ended)
             self._check()
             raise
@@ -284,11 +286,11 @@ class NativeSandbox:
         done = self._expect(Op.DONE, number)
         await self._send(op, number, a)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 return await done
         except TimeoutError:
             # Not proven to be the agent's doing: the host may be too busy.
-            self.mark_gone(SandboxLost(f"the sandbox is gone: no answer in {ANSWER_S:g} s"))
+            self.mark_gone(SandboxLost(f"the sandbox is gone: no answer in {self._answer_s:g} s"))
             self._check()
             raise
 

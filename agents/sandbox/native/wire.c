@@ -5,7 +5,6 @@
 
 struct hot hot __attribute__((aligned(4096)));
 char *environment[MAX_ENVIRONMENT];
-static char *cursor, *cursor_end;
 
 void tell(int to, enum op op, uint32_t id, int32_t a, int32_t b, const char *text, int descriptor) {
     struct message head = {.op = op, .id = id, .a = a, .b = b};
@@ -26,18 +25,19 @@ void tell(int to, enum op op, uint32_t id, int32_t a, int32_t b, const char *tex
             return; /* the other side is gone: the next receive() says so */
 }
 
-ssize_t receive(int *descriptors, int *count) {
-    union { struct cmsghdr align; char space[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))]; } control;
+ssize_t receive(void) {
+    _Static_assert(sizeof hot.control >= CMSG_SPACE(sizeof hot.descriptors), "room for descriptors");
     struct iovec part = {hot.buffer, MAX_MESSAGE};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = hot.control, .msg_controllen = CMSG_SPACE(sizeof hot.descriptors)};
     ssize_t size;
     while ((size = recvmsg(SOCKET, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         ;
-    *count = 0;
+    hot.count = 0;
     struct cmsghdr *c = size > 0 ? CMSG_FIRSTHDR(&message) : NULL;
     if (c && c->cmsg_type == SCM_RIGHTS) {
-        *count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        memcpy(descriptors, CMSG_DATA(c), *count * sizeof(int));
+        hot.count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        memcpy(hot.descriptors, CMSG_DATA(c), hot.count * sizeof(int));
     }
     if (size < (ssize_t)sizeof(struct message))
         return 0;
@@ -51,20 +51,20 @@ void fail(const char *step) {
 }
 
 void start_fields(char *from, char *end) {
-    cursor = from;
-    cursor_end = end;
+    hot.cursor = from;
+    hot.cursor_end = end;
 }
 
 int more_fields(void) {
-    return cursor < cursor_end;
+    return hot.cursor < hot.cursor_end;
 }
 
 char *next_field(void) {
-    char *field = cursor;
+    char *field = hot.cursor;
     if (!more_fields()) {
         errno = EINVAL;
         fail("specification");
     }
-    cursor += strlen(cursor) + 1;
+    hot.cursor += strlen(hot.cursor) + 1;
     return field;
 }

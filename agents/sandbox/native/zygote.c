@@ -163,7 +163,7 @@ static void read_limits(void) {
 }
 
 /* Makes one sandbox. What fails here is reported on its own socket: the zygote lives on. */
-static void create(const struct message *m, int *descriptors, int count) {
+static void create(const struct message *m, const int *descriptors, int count) {
     int go[2], sandbox = descriptors[0];
     pid_t pid = -1;
     errno = EINVAL;
@@ -191,7 +191,6 @@ static void create(const struct message *m, int *descriptors, int count) {
 }
 
 int main(void) {
-    int descriptors[MAX_DESCRIPTORS], count;
     /* The host gave us the socket as 0 and nothing else. */
     syscall(__NR_close_range, SOCKET + 1, ~0U, 0);
     fcntl(SOCKET, F_SETFD, FD_CLOEXEC);
@@ -203,7 +202,7 @@ int main(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
 
-    ssize_t size = receive(descriptors, &count);
+    ssize_t size = receive();
     const struct message *m = (struct message *)hot.buffer;
     if (!size || m->op != ROOT)
         return 1;
@@ -224,14 +223,14 @@ int main(void) {
     prepare_filter();
     build_root();
     tell(SOCKET, READY, 0, tagged, 0, "", -1);
-    while ((size = receive(descriptors, &count))) {
-        if (m->op == CREATE && count > 0) {
+    while ((size = receive())) {
+        if (m->op == CREATE && hot.count > 0) {
             start_fields(hot.buffer + sizeof *m, hot.buffer + size);
             read_limits();
-            create(m, descriptors, count);
+            create(m, hot.descriptors, hot.count);
         }
-        for (int i = 0; i < count; i++)
-            close(descriptors[i]);
+        for (int i = 0; i < hot.count; i++)
+            close(hot.descriptors[i]);
     }
     return 0;
 }
