@@ -204,16 +204,16 @@ echo the scene is set
 exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i PATH="$PATH" HOME=/mnt/scratch TMPDIR=/mnt/scratch \
     LD_LIBRARY_PATH=/mnt/python/lib PYTHONPATH=/mnt/packages PYTHONDONTWRITEBYTECODE=1 \
     /mnt/python/bin/python3 -m pytest -x -k "not ($5)" \\
-    tests/sandbox/test_sandbox_native.py tests/sandbox/test_sandbox_isolation.py
+    tests/sandbox/test_sandbox_native.py tests/sandbox/test_sandbox_fork.py
 """
 
 
-SAME = "200 or 1023 or round_trip or environment or flood or sparse or stdin or cannot_start or zombies"
+SAME = "depth or chain or 200 or 1023 or round_trip or environment or flood or sparse or stdin or cannot_start or zombies"
 """Takes long, and has nothing to do with user ids."""
 
 
 def test_all_of_it_without_root(tmp_path):
-    """The other two files once more, as nobody, in a mount namespace where nobody can read what the tests need."""
+    """Two other files once more, as nobody, in a mount namespace where nobody can read what the tests need."""
     if os.geteuid() != 0:
         pytest.skip("this run is without root already")
     words = [sys.base_prefix, str(PROJECT), sysconfig.get_path("purelib"), str(tmp_path), SAME]

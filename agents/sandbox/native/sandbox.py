@@ -28,8 +28,8 @@ from schemas.errors import (
 )
 
 ANSWER_S = {"latency": 20.0, "background": 120.0}
-"""How long PID 1 may take to make the sandbox or to answer a request before the sandbox counts as lost. A background one
-waits for its turn on the processor."""
+"""How long PID 1 may take to make the sandbox or to answer a request before the sandbox counts as lost.
+A background one waits for its turn on the processor."""
 MAX_ARGUMENT = 128 * 1024 - 1
 """Of the kernel, in bytes, for one argument; a shell line is one."""
 MAX_ARGUMENTS = 1000
