@@ -4,6 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 RUN ?= runs/demo
 STAMP := $(VENV)/.ready
+PEERS := $(VENV)/.peers
 
 .PHONY: help setup run test check format bench docs clean
 
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 run: setup  ## the main job: the logs in data/usage, through every stage, to shards in runs/demo
-	$(VENV)/bin/trajmill run data/usage --out $(RUN)
+	$(VENV)/bin/trajmill run data/usage --config data/demo.yaml --out $(RUN)
 
 test: setup  ## the whole test suite
 	$(PY) -m pytest
@@ -33,10 +34,14 @@ format: setup  ## let ruff format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: setup  ## the benchmarks, JSON lines of ratios
+$(PEERS): $(STAMP)
+	$(PY) -m pip install -q -c constraints.txt -e ".[bench]"
+	touch $(PEERS)
+
+bench: $(PEERS)  ## the benchmarks, JSON lines of ratios
 	@for f in tests/bench/bench_*.py; do $(PY) $$f || exit 1; done
 
-bench-%: setup  ## one of them: bench-engine, bench-ingest, bench-merge, bench-rollout, bench-sandbox
+bench-%: $(PEERS)  ## one of them: bench-engine, bench-ingest, bench-merge, bench-rollout, bench-sandbox
 	$(PY) tests/bench/bench_$*.py
 
 docs: setup  ## docs/tables.md, generated from the schemas

@@ -1,79 +1,63 @@
-"""Sandbox figures as JSON lines, beside the floor (a raw subprocess) of the same run. Called by `make bench`."""
+"""Sandbox figures as JSON lines, beside a raw subprocess and two peers of the same run. Called by `make bench`.
 
+About four minutes on two cores that do nothing else. `--live 100 --blocks 2` is a quick try; its figures are noise.
+"""
+
+import argparse
 import asyncio
-import json
 import resource
-import statistics
-import subprocess
-import time
-from pathlib import Path
+import signal
 
-from agents.sandbox.base import Limits
-from agents.sandbox.native.host import NativeFactory, NativeSandbox
+import sandbox_speed as speed
+from sandbox_battery import battery
+from sandbox_live import FULL, live_at_once
+from sandbox_measure import Meter, cpu_meter, new_factory
 
-ROUNDS = 200
-LIVE = 200
-ECHO = ["/bin/echo", "x"]
-FLOOR = "a raw subprocess of the same run"
+PARTS = ("create", "exec", "fork", "timeout", "priority", "live", "battery")
 
 
-def pss_kb(pid: int) -> int:
-    """Proportional memory of a process, in KB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--live", type=int, default=FULL, help="sandboxes at once")
+    parser.add_argument("--busy", type=int, default=200, help="busy background sandboxes")
+    parser.add_argument("--blocks", type=int, default=12, help="times that ours and the peers take turns")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    return parser.parse_args()
 
 
-def cpu_s() -> float:
-    """Processor time of this process and its ended children."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(part.ru_utime + part.ru_stime for part in usage)
+async def measure(options: argparse.Namespace, meter: Meter) -> None:
+    """Everything but the battery. Whatever goes wrong, the sandboxes end."""
+    factory = new_factory()
+    only, blocks = set(options.only), options.blocks
+    try:
+        if "create" in only:
+            await speed.create(factory, meter, blocks)
+        if "exec" in only:
+            await speed.execute(factory, meter, blocks)
+            await speed.execute_many(factory, meter, blocks)
+        if "fork" in only:
+            await speed.fork(factory, meter, 1, blocks)
+            await speed.fork(factory, meter, 50, blocks)
+        if "timeout" in only:
+            await speed.timeout(factory, 2 * blocks)
+        if "priority" in only:
+            await speed.priority(factory, meter, options.busy, 30 * blocks)
+    finally:
+        await factory.close()
+    if "live" in only:
+        await live_at_once(options.live, meter)
 
 
-def say(figure: str, ours: float, peer: str, against: float, unit: str, bar: float) -> None:
-    ratio = ours / against
-    line = {"figure": figure, "ours": round(ours, 3), "against": round(against, 3), "peer": peer}
-    print(json.dumps(line | {"ratio": round(ratio, 3), "unit": unit, "bar": bar, "holds": ratio <= bar}), flush=True)
-
-
-async def exec_against_floor(box: NativeSandbox) -> tuple[float, float]:
-    """Milliseconds of a raw subprocess: wall and CPU."""
-    inside, floor = [], []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        await box.run(ECHO)
-        inside.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        subprocess.run(ECHO, capture_output=True, check=True)  # noqa: ASYNC221  (nothing else runs)
-        floor.append(time.perf_counter() - started)
-    cpu = cpu_s()
-    for _ in range(ROUNDS):
-        subprocess.run(ECHO, capture_output=True, check=True)  # noqa: ASYNC221
-    ours, raw = statistics.median(inside) * 1e3, statistics.median(floor) * 1e3
-    say("sandbox_exec_echo", ours, FLOOR, raw, "ms, median", 2.0)
-    return raw, (cpu_s() - cpu) / ROUNDS * 1e3
-
-
-async def main() -> None:
-    factory = NativeFactory()
-    first = await factory.open(Limits())
-    raw_ms, raw_cpu_ms = await exec_against_floor(first)
-    await first.close()
-
-    made, boxes, cpu = [], [], cpu_s()
-    for _ in range(LIVE):
-        started = time.perf_counter()
-        boxes.append(await factory.open(Limits()))
-        made.append(time.perf_counter() - started)
-    say("sandbox_create", statistics.median(made) * 1e3, FLOOR, raw_ms, "ms, median", 10.0)
-    idle = statistics.median(pss_kb(box.pid) for box in boxes if box.pid)
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:  # noqa: ASYNC220
-        if cat.stdin and cat.stdout:
-            cat.stdin.write(b"up\n")
-            cat.stdout.readline()  # it runs and waits now
-        say("sandbox_idle", idle, "an idle cat", pss_kb(cat.pid), "KB PSS", 1.0)
-    await asyncio.gather(*(box.close() for box in boxes))
-    say("sandbox_life", (cpu_s() - cpu) / LIVE * 1e3, FLOOR, raw_cpu_ms, "CPU ms, made and closed", 10.0)
+def main() -> None:
+    options = arguments()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: everything is put away
+    with cpu_meter() as meter:
+        asyncio.run(measure(options, meter))
+    if "battery" in options.only:
+        battery()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -31,7 +31,7 @@ static void set_limit(int resource, rlim_t value) {
         _exit(126);
 }
 
-static void give_up(const char *what, int code) {
+static __attribute__((noreturn)) void give_up(const char *what, int code) {
     dprintf(2, "sandbox: %s: %s\n", what, strerror(errno));
     _exit(code);
 }
@@ -57,17 +57,17 @@ static void drop_rights(void) {
 }
 
 /* In the process that becomes the command. `data` holds the work folder and the arguments. */
-static void become(char *data, char *end, const int *descriptors, int count) {
+static __attribute__((noreturn)) void become(char *data, char *end, const int *descriptors, int count) {
     static char *arguments[MAX_ARGS + 1]; /* not on the stack, whose pages an idle PID 1 would keep */
     int n = 0, input = count == 3 ? descriptors[0] : open("/dev/null", O_RDONLY | O_CLOEXEC);
     sigset_t none;
     if (dup2(input, 0) < 0 || dup2(descriptors[count - 2], 1) < 0 || dup2(descriptors[count - 1], 2) < 0)
         _exit(126);
     syscall(__NR_close_range, 3, ~0U, 0);
-    setsid();
-    /* Inherited, and nobody in here may raise it again: RLIMIT_NICE is 0. */
-    if (hot.limits.idle && sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){0}) < 0)
-        give_up("SCHED_IDLE", 126);
+    if (!hot.limits.idle)
+        setsid();
+    else if (setpgid(0, 0) < 0 || sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){0}) < 0)
+        give_up("SCHED_IDLE", 126); /* a new session would be a new group of full weight; see autogroup in zygote.c */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     const char *folder = data;
@@ -93,7 +93,8 @@ static pid_t new_process(void) {
 static void supervise(uint32_t id, char *data, char *end, const int *descriptors, int count) {
     int status;
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    pid_t command = new_process();
+    /* It borrows our memory until it is another program; becoming one changes nothing in it that we read afterwards. */
+    pid_t command = vfork();
     if (command == 0)
         become(data, end, descriptors, count);
     if (command < 0)

@@ -2,7 +2,7 @@
  *
  * A list of what is refused, not of what is allowed: agents run whatever the host has installed. Refused is what reaches
  * the kernel's rarely used corners, what could make a new namespace (and so new capabilities), what could touch the
- * sandbox's own PID 1, and memory that neither RLIMIT_AS nor the tmpfs quota would count (memfd, System V IPC).
+ * sandbox's own PID 1, and memory that neither RLIMIT_AS nor the tmpfs quota would count.
  */
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -34,7 +34,11 @@ static const int refused_calls[] = {
     /* clocks and names */
     __NR_settimeofday, __NR_clock_settime, __NR_clock_adjtime, __NR_adjtimex, __NR_sethostname, __NR_setdomainname,
     /* memory that no quota of a sandbox without a cgroup would count */
-    __NR_memfd_create, __NR_shmget, __NR_msgget, __NR_semget,
+    __NR_memfd_create,
+    /* System V IPC and message queues: all sandboxes of a zygote share a namespace for them, so nobody may use it */
+    __NR_shmget, __NR_shmat, __NR_shmctl, __NR_shmdt, __NR_msgget, __NR_msgsnd, __NR_msgrcv, __NR_msgctl, __NR_semget,
+    __NR_semop, __NR_semtimedop, __NR_semctl, __NR_mq_open, __NR_mq_unlink, __NR_mq_timedsend, __NR_mq_timedreceive,
+    __NR_mq_notify, __NR_mq_getsetattr,
 #ifdef __NR_memfd_secret
     __NR_memfd_secret,
 #endif

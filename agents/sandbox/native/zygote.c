@@ -24,8 +24,7 @@
 
 #include "seccomp.h"
 
-enum { PROC = 1, NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS |
-                              CLONE_NEWCGROUP };
+enum { PROC = 1, NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWCGROUP };
 /* Host ids for sandboxes on a host where we may choose: above everything that systemd, subuid and people hand out, plus
  * the process id of PID 1, so that no two live sandboxes share the kernel's per-user quotas. Forks keep their parent's,
  * who owns the files below them. */
@@ -216,10 +215,16 @@ int main(void) {
     bind_to_node(node, next_field());
     hot.limits.idle = atoi(next_field());
     /* One tag for all sandboxes of this priority: the kernel then keeps others off their sibling hyperthreads. */
+    /* Where sessions are scheduled as groups (and no cgroup says otherwise) an idle one must be told so as a whole. */
+    if (hot.limits.idle && write_text(0, "autogroup", "19") < 0 && errno != ENOENT)
+        fail("autogroup");
     int tagged = hot.limits.idle && prctl(PR_SCHED_CORE, 1 /* create */, 0, 1 /* this process */, 0) == 0;
     hot.limits.own_id = may_choose_ids();
     if (!hot.limits.own_id)
         become_root();
+    /* One IPC namespace for all, in which the filter lets nobody make or reach anything. One each would keep a file system
+     * each, and the kernel's books for a memory cgroup grow with the number of file systems. */
+    MUST("new IPC namespace", unshare(CLONE_NEWIPC));
     prepare_filter();
     build_root();
     tell(SOCKET, READY, 0, tagged, 0, "", -1);
