@@ -183,6 +183,27 @@ def merge(
 
 
 @app.command()
+def node(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 0,
+    max_live: Annotated[int, typer.Option("--max-live", min=1, help="Sandboxes at once.")] = 2500,
+    spares: Annotated[int, typer.Option("--spares", min=0, help="Sandboxes kept ready.")] = 0,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", help="Variable that holds the token; needed off 127.0.0.1.")
+    ] = None,
+    accept_process_memory_limit: Annotated[
+        bool, typer.Option("--accept-process-memory-limit", help="Work without a memory cgroup too.")
+    ] = False,
+) -> None:
+    """Offer this host's sandboxes to runs elsewhere, until a signal ends it."""
+    from agents.sandbox.node.serve import serve, token_from
+    from agents.sandbox.pool import PoolSettings
+
+    settings = PoolSettings(max_live=max_live, spares=spares)
+    serve(host, port, settings, token_from(token_env, host), accept_process_memory_limit=accept_process_memory_limit)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this host can do and what is missing; exit status 1 when the default run cannot work."""
     from pipelines.doctor import print_report

@@ -1,0 +1,68 @@
+"""`trajmill node`: this host's sandboxes served until a signal ends it."""
+
+import asyncio
+import os
+import resource
+import socket
+
+import uvicorn
+
+from agents.sandbox import topology
+from agents.sandbox.base import Limits, SandboxFactory
+from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.node.link import KEPT_S
+from agents.sandbox.node.server import make_app
+from agents.sandbox.pool import PoolSettings
+from agents.sandbox.signals import Signals
+from schemas.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+TOKEN_LENGTH = 16
+"""At least so many characters."""
+GOODBYE_S = 2
+"""Requests may go on for so long after a signal."""
+
+
+def token_from(variable: str | None, host: str) -> str | None:
+    """The token in an environment variable. ConfigError when it is missing, too short, or needed and not named."""
+    if variable is None:
+        if host not in LOOPBACK:
+            raise ConfigError(f"a node on {host} can be reached by others: name a variable that holds a token")
+        return None
+    token = os.environ.get(variable, "")
+    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(f"${variable} must hold a token of at least {TOKEN_LENGTH} ASCII characters without spaces")
+    return token
+
+
+def serve(
+    host: str, port: int, settings: PoolSettings, token: str | None, *, accept_process_memory_limit: bool = False
+) -> None:
+    """Serve until SIGTERM or SIGINT, then end every sandbox. Raises SandboxUnsupported on a host that makes none."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # by default 1024 are allowed, too few for 2,500 sandboxes
+    factory = NativeFactory(accept_process_memory_limit=accept_process_memory_limit)
+    asyncio.run(_serve(host, port, settings, token, factory))
+
+
+async def _serve(host: str, port: int, settings: PoolSettings, token: str | None, factory: SandboxFactory) -> None:
+    try:
+        await (await factory.open(Limits())).close()  # fail here and not with the first lease
+        app = make_app(factory, settings, Signals(), token=token, numa_nodes=len(topology.read().nodes))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family, backlog=1024) as listening:
+            # asyncio does not do it for a socket made so, and Nagle's algorithm adds 40 ms to every answer.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            name = f"[{host}]" if ":" in host else host
+            print(f"listening on http://{name}:{listening.getsockname()[1]}", flush=True)
+            config = uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=int(4 * KEPT_S),
+                timeout_graceful_shutdown=GOODBYE_S,
+            )
+            await uvicorn.Server(config).serve(sockets=[listening])
+    finally:
+        await factory.close()
