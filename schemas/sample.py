@@ -1,6 +1,6 @@
 """The training view of one trajectory, and the two shapes in which shards hold it."""
 
-from schemas.episode import ChatMessage, Layout, Turn
+from schemas.episode import ChatMessage, Layout, Repercussion, Turn
 from schemas.record import Count, Effort, Float32, Int32, Record
 from schemas.verdict import Score, Verdict
 
@@ -12,6 +12,8 @@ class Sample(Record):
     """Content id of episode and agent."""
     episode_id: str
     """Episode it comes from."""
+    subgroup_id: str
+    """Equal for samples of episodes that differ in nothing but repeat and seed."""
     task_id: str
     """Task that was run."""
     pattern_id: str
@@ -35,7 +37,7 @@ class Sample(Record):
     effort: Effort
     """Reasoning effort that the prompt states."""
     repeat: Count
-    """Number of the rollout in its subgroup (task, effort, policy, scaffold, layout)."""
+    """Number of the rollout in its subgroup."""
     messages: list[ChatMessage]
     """The view as text."""
     tools_json: str
@@ -46,6 +48,8 @@ class Sample(Record):
     """Per message: whether the loss covers it (a policy's reply that is no slip)."""
     passed: bool | None
     """Verified outcome; null when undecided."""
+    repercussion: Repercussion | None = None
+    """What the agent broke; null when nothing."""
     reward: float | None
     """What counts for training; null when undecided."""
     advantage: float | None
@@ -85,6 +89,8 @@ class TextRow(Record):
     """Model that sampled it; null for none."""
     passed: bool | None
     """Verified outcome."""
+    repercussion: Repercussion | None = None
+    """What the agent broke; null when nothing."""
     reward: float | None
     """What counts for training."""
     advantage: float | None
@@ -110,6 +116,8 @@ class TokenRow(Record):
     """Per token: behaviour log probability (natural log); null where none was sampled."""
     policy_version: str | None
     """Weights that sampled the tokens; null when none did."""
+    repercussion: Repercussion | None = None
+    """What the agent broke; null when nothing."""
     reward: float | None
     """What counts for training."""
     advantage: float | None

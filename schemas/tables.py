@@ -48,11 +48,11 @@ TABLES = {
         TableSpec("sessions", Session, "session_id"),
         TableSpec("patterns", UsagePattern, "pattern_id"),
         TableSpec("tasks", Task, "task_id"),
-        TableSpec("episodes", Episode, "episode_id"),
-        TableSpec("samples", Sample, "sample_id"),
+        TableSpec("episodes", Episode, "episode_id", version=2),
+        TableSpec("samples", Sample, "sample_id", version=2),
         TableSpec("rejects", Reject, "reject_id"),
-        TableSpec("text", TextRow, "sample_id"),
-        TableSpec("tokens", TokenRow, "sample_id"),
+        TableSpec("text", TextRow, "sample_id", version=2),
+        TableSpec("tokens", TokenRow, "sample_id", version=2),
     )
 }
 

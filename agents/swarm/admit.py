@@ -4,22 +4,26 @@ Called by the task stage.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
 from agents.environments.leaks import visible_answers
-from agents.sandbox.base import Limits, Sandbox, SandboxFactory
+from agents.sandbox.base import Limits, Sandbox, SandboxPool
 from agents.swarm.actions import SANDBOX_TOOLS, perform
+from agents.swarm.group import ATTEMPTS
 from agents.swarm.verify import prepare, verify
+from schemas.errors import SandboxCrashed, SandboxDied, SandboxExpired
 from schemas.ids import derive_seed
 from schemas.task import Task
 
 Reason = Literal[
-    "malformed", "answer_visible", "passes_untouched", "broken_before", "blueprint_fails", "blueprint_stumbles"
+    "malformed", "answer_visible", "passes_untouched", "broken_before", "blueprint_fails", "blueprint_stumbles",
+    "sandbox_ends",
 ]  # fmt: skip
+_Trial = Callable[[Task, SandboxPool, Limits], Awaitable[list["Reject"]]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ def structural(task: Task) -> list[Reject]:
 
 
 @asynccontextmanager
-async def _opened(factory: SandboxFactory, limits: Limits, task: Task) -> AsyncIterator[Sandbox]:
-    sandbox = await factory.open(limits)
+async def _opened(pool: SandboxPool, limits: Limits, task: Task) -> AsyncIterator[Sandbox]:
+    sandbox = await pool.lease(limits)
     try:
         await prepare(sandbox, task)
         yield sandbox
@@ -72,8 +76,8 @@ def _nonce(task: Task, name: str) -> str:
     return f"{derive_seed('admit', task.task_id, name):016x}"
 
 
-async def _untouched(task: Task, factory: SandboxFactory, limits: Limits) -> list[Reject]:
-    async with _opened(factory, limits, task) as sandbox:
+async def _untouched(task: Task, pool: SandboxPool, limits: Limits) -> list[Reject]:
+    async with _opened(pool, limits, task) as sandbox:
         points = await verify(sandbox, task, _nonce(task, "untouched"))
     done = [name for name in task.verification.fail_to_pass if points[name]]
     broken = [name for name in task.verification.pass_to_pass if not points[name]]
@@ -81,8 +85,8 @@ async def _untouched(task: Task, factory: SandboxFactory, limits: Limits) -> lis
     return rejects + ([Reject("broken_before", ", ".join(broken))] if broken else [])
 
 
-async def _solved(task: Task, factory: SandboxFactory, limits: Limits) -> list[Reject]:
-    async with _opened(factory, limits, task) as sandbox:
+async def _solved(task: Task, pool: SandboxPool, limits: Limits) -> list[Reject]:
+    async with _opened(pool, limits, task) as sandbox:
         for number, step in enumerate(task.blueprint[:-1]):
             result = await perform(sandbox, step.action, task.budget.command_s)
             if result.failed and step.phase != "explore":
@@ -92,13 +96,26 @@ async def _solved(task: Task, factory: SandboxFactory, limits: Limits) -> list[R
     return [Reject("blueprint_fails", ", ".join(missed))] if missed else []
 
 
-async def admit(task: Task, factory: SandboxFactory, limits: Limits) -> list[Reject]:
+async def admit(task: Task, pool: SandboxPool, limits: Limits) -> list[Reject]:
     """Every reason against the task; empty means admitted. Sandboxes are only used for a well-formed task.
 
-    The untouched workspace stands for the agent that does nothing. Raises what the factory raises.
+    The untouched workspace stands for the agent that does nothing. A try whose sandbox dies is made again; a task that
+    ends its sandbox every time is refused, one that is lost every time raises SandboxLost.
     """
     rejects = structural(task)
     if rejects:
         return rejects
-    untouched, solved = await asyncio.gather(_untouched(task, factory, limits), _solved(task, factory, limits))
+    tries = [_tried(run, task, pool, limits) for run in (_untouched, _solved)]
+    untouched, solved = await asyncio.gather(*tries)
     return untouched + solved
+
+
+async def _tried(run: _Trial, task: Task, pool: SandboxPool, limits: Limits, left: int = ATTEMPTS - 1) -> list[Reject]:
+    try:
+        return await run(task, pool, limits)
+    except SandboxDied as error:
+        if left:
+            return await _tried(run, task, pool, limits, left - 1)
+        if isinstance(error, SandboxCrashed | SandboxExpired):
+            return [Reject("sandbox_ends", type(error).__name__)]
+        raise

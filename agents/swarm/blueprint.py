@@ -7,8 +7,11 @@ delegates, waits and submits.
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
+from types import MappingProxyType
 
 from agents.scaffolds.base import Scaffold
 from agents.swarm.policy import Agent, Reply
@@ -76,12 +79,18 @@ def _action(tool: str, **arguments: str) -> Action:
 
 
 class BlueprintPolicy:
-    """Plays one episode. Deterministic: the moves follow from task and spec, the quotations from the observations."""
+    """Plays one episode. Deterministic: the moves follow from task and spec, the quotations from the observations.
 
-    def __init__(self, spec: EpisodeSpec, task: Task, scaffold: Scaffold) -> None:
-        self._task, self._scaffold = task, scaffold
+    `shared` counts the turns by agent that its group played before this repeat branched: up to there its script is that
+    of repeat 0.
+    """
+
+    def __init__(
+        self, spec: EpisodeSpec, task: Task, scaffold: Scaffold, shared: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self._task, self._scaffold, self._shared = task, scaffold, shared
         self._effort = spec.provenance.effort
-        self._rng = random.Random(derive_seed(spec.provenance.seed, "moves"))  # noqa: S311
+        self._seed, self._prefix_seed = spec.provenance.seed, spec.prefix_seed
         self._script = self._team() if spec.provenance.layout == "team" else {"solo": self._solo()}
 
     async def reply(self, agent: Agent) -> Reply:
@@ -95,14 +104,19 @@ class BlueprintPolicy:
         """Nothing is kept."""
 
     def _solo(self) -> list[Move]:
-        return self._slipping([s for s in self._task.blueprint if s.min_effort <= self._effort])
+        return self._slipping("solo", [s for s in self._task.blueprint if s.min_effort <= self._effort])
 
-    def _slipping(self, steps: list[BlueprintStep], extra: int = 0) -> list[Move]:
+    def _rng(self, name: str, turn: int) -> random.Random:
+        """Draws for the move of an agent that is played in its turn `turn`."""
+        seed = self._prefix_seed if turn < self._shared.get(name, 0) else self._seed
+        return random.Random(derive_seed(seed, "moves", name, turn))  # noqa: S311
+
+    def _slipping(self, name: str, steps: list[BlueprintStep], extra: int = 0) -> list[Move]:
         moves = _moves(steps)
         paths = sorted(spec.path for spec in self._task.workspace)
         most = self._task.budget.turns - len(moves) - extra
-        rate = self._task.slip_rate
-        return with_slips(moves, rate=rate, most=most, paths=paths, effort=self._effort, rng=self._rng)
+        rate, draws = self._task.slip_rate, partial(self._rng, name)
+        return with_slips(moves, rate=rate, most=most, paths=paths, effort=self._effort, rng_at=draws)
 
     def _team(self) -> dict[str, list[Move]]:
         parts = _divide(self._task.blueprint, self._effort)
@@ -113,21 +127,23 @@ class BlueprintPolicy:
             ("reviewer", "check", parts.check),
         ):
             if steps:
-                script["lead"] += self._delegation(name, part)
-                script[name] = [*self._slipping(steps, extra=1), self._report(part)]
+                script["lead"] += self._delegation(name, part, len(script["lead"]))
+                doing = self._slipping(name, steps, extra=1)
+                script[name] = [*doing, self._report(name, part, len(doing))]
         script["lead"].append(Move(parts.submit.thought, parts.submit.action))
         return script
 
-    def _delegation(self, to: str, part: str) -> list[Move]:
-        thought = render("blueprint/delegate_thought", part=part, n=self._rng.randrange(60)).strip()
-        patience = render("blueprint/wait_thought", n=self._rng.randrange(60))
+    def _delegation(self, to: str, part: str, turn: int) -> list[Move]:
+        first, second = (self._rng("lead", turn + i).randrange(60) for i in range(2))
+        thought = render("blueprint/delegate_thought", part=part, n=first).strip()
+        patience = render("blueprint/wait_thought", n=second)
         return [
             Move(thought, _action("send_message", to=to, text=""), report=part),
             Move(patience, _action("wait")),
         ]
 
-    def _report(self, part: str) -> Move:
-        thought = render("blueprint/report_thought", n=self._rng.randrange(60))
+    def _report(self, name: str, part: str, turn: int) -> Move:
+        thought = render("blueprint/report_thought", n=self._rng(name, turn).randrange(60))
         return Move(thought, _action("submit", answer=""), report=part)
 
     def _fill(self, move: Move, agent: Agent) -> Action:

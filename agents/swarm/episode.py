@@ -1,75 +1,155 @@
-"""Runs one episode from spec to record: sandbox, rounds, verification. Called by `agents.runtime`.
+"""One episode: its sandbox, its rounds, its verification, its record. Called by `agents.swarm.group`.
 
-A failed rollout is data: engine and sandbox failures end in the record with `passed` None. Only a host that cannot make
-sandboxes at all (SandboxUnsupported) and a wrong request (EngineRefused) stop the run.
+A failed rollout is data. What the engine or the infrastructure failed at leaves `passed` None; an agent that ended its
+sandbox, or used up its lifetime, has failed. Only a host that cannot make sandboxes at all (SandboxUnsupported) and a
+wrong request (EngineRefused) stop the run.
 """
 
 import asyncio
 import json
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from agents.sandbox.base import Limits, SandboxFactory
+from agents.sandbox.base import Limits, Sandbox, SandboxPool, Snapshot
 from agents.scaffolds import scaffold
 from agents.swarm.loop import Rounds
 from agents.swarm.policy import Policy
 from agents.swarm.spec import EpisodeSpec
 from agents.swarm.verify import prepare, verify
-from schemas.episode import Episode, StopReason, Trajectory
-from schemas.errors import ContextFull, EngineUnavailable, SandboxDied
+from schemas.episode import Episode, Repercussion, StopReason, Trajectory
+from schemas.errors import (
+    ContextFull,
+    EngineUnavailable,
+    SandboxCrashed,
+    SandboxError,
+    SandboxExpired,
+    SandboxLost,
+    SandboxUnsupported,
+)
 from schemas.ids import canonical_json
 from schemas.task import Task
 
+PolicyMaker = Callable[[EpisodeSpec, Task, Mapping[str, int]], Policy]
+"""A fresh policy for a spec; the mapping says how many turns each agent has behind it that the group shares."""
+
 
 @dataclass(frozen=True)
-class _Ending:
-    reason: StopReason
-    error: str | None
-    points: dict[str, bool] | None
-    started_at: datetime
-    wall_s: float
+class Ground:
+    """What the episodes of a task need. `slots` bounds how many play at once."""
+
+    task: Task
+    policy: PolicyMaker
+    pool: SandboxPool
+    limits: Limits
+    slots: asyncio.Semaphore
 
 
-async def run_episode(
-    spec: EpisodeSpec, task: Task, policy: Policy, factory: SandboxFactory, limits: Limits
-) -> Episode:
-    """Play `spec` on `task` in a fresh sandbox and verify what is left there."""
-    began, started_at = time.monotonic(), datetime.now(UTC)
-    error, points = None, None
-    sandbox = await factory.open(limits)
-    rounds = Rounds(spec, task, policy, sandbox)
-    rounds.event("episode", "start")
+@dataclass
+class Play:
+    """An episode while it is played, or the rounds that a group shares. `reason` is None until it has ended."""
+
+    rounds: Rounds
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    wall_s: float = 0.0
+    played_s: float = 0.0
+    """Of the wall time, what counts against the task's budget."""
+    reason: StopReason | None = None
+    error: str | None = None
+    points: dict[str, bool] | None = None
+    repercussion: Repercussion | None = None
+
+    def branch(self) -> "Play":
+        """A copy that goes on by itself."""
+        return replace(self, rounds=self.rounds.branch())
+
+    def stop(self, reason: StopReason, error: str | None = None) -> None:
+        """It has ended."""
+        self.reason, self.error = reason, error
+        self.rounds.event("episode", "stop", reason=reason)
+
+
+async def open_prepared(ground: Ground, spec: EpisodeSpec) -> Sandbox:
+    """A fresh sandbox with the task's workspace."""
+    sandbox = await ground.pool.lease(ground.limits, spec.priority)
     try:
-        await prepare(sandbox, task)
-        reason, error = await _play(rounds, task.budget.episode_s)
-        rounds.event("episode", "stop", reason=reason)
-        if reason != "engine_error":
-            points = await verify(sandbox, task, secrets.token_hex(16))
-            rounds.event("episode", "verify", points=points)
-    except SandboxDied as exc:
-        reason, error = "sandbox_error", str(exc)
-        rounds.event("episode", "stop", reason=reason)
+        await prepare(sandbox, ground.task)
+    except BaseException:
+        await sandbox.close()
+        raise
+    return sandbox
+
+
+async def _untouched(opening: Awaitable[Sandbox]) -> Sandbox:
+    """The sandbox. No agent was in it yet: when it crashes, that is no agent's doing."""
+    try:
+        return await opening
+    except SandboxCrashed as error:
+        raise SandboxLost(f"before the agent was in it: {error}") from error
+
+
+async def go_on(
+    play: Play, policy: Policy, opening: Awaitable[Sandbox], task: Task, rounds: int | None = None
+) -> Snapshot | None:
+    """Play in the sandbox that `opening` gives, to the end and its verification: None.
+
+    A play that has not ended after `rounds` rounds is left there: the snapshot of its sandbox.
+    """
+    begun, sandbox = time.monotonic(), None
+    try:
+        sandbox = await _untouched(opening)
+        await _play(play, policy, sandbox, task.budget.episode_s, rounds)
+        if play.reason is None:
+            return await sandbox.seal()
+        if play.reason != "engine_error":
+            play.points = await verify(sandbox, task, secrets.token_hex(16))
+            play.rounds.event("episode", "verify", points=play.points)
+    except SandboxUnsupported:
+        raise
+    except SandboxCrashed as error:
+        play.repercussion = "sandbox_crashed"
+        play.stop("sandbox_crashed", str(error))
+    except SandboxExpired as error:
+        play.stop("sandbox_expired", str(error))
+    except SandboxError as error:
+        play.stop("sandbox_error", str(error))
     finally:
         policy.end()
-        await sandbox.close()
-    return _record(spec, task, rounds, _Ending(reason, error, points, started_at, time.monotonic() - began))
+        if sandbox is not None:
+            await sandbox.close()
+        play.wall_s += time.monotonic() - begun
+    return None
 
 
-async def _play(rounds: Rounds, seconds: float) -> tuple[StopReason, str | None]:
+async def _play(play: Play, policy: Policy, sandbox: Sandbox, seconds: float, rounds: int | None) -> None:
+    begun = time.monotonic()
     try:
-        async with asyncio.timeout(seconds):
-            return await rounds.run(), None
+        async with asyncio.timeout(seconds - play.played_s):
+            reason = await play.rounds.run(policy, sandbox, rounds)
+            if reason is not None:
+                play.stop(reason)
     except TimeoutError:
-        return "time_budget", None
+        play.stop("time_budget")
     except ContextFull:
-        return "context_full", None
-    except EngineUnavailable as exc:
-        return "engine_error", str(exc)
+        play.stop("context_full")
+    except EngineUnavailable as error:
+        play.stop("engine_error", str(error))
+    finally:
+        play.played_s += time.monotonic() - begun
 
 
-def _record(spec: EpisodeSpec, task: Task, rounds: Rounds, ending: _Ending) -> Episode:
+def _passed(play: Play) -> bool | None:
+    if play.reason in ("sandbox_crashed", "sandbox_expired"):
+        return False
+    return None if play.points is None else all(play.points.values())
+
+
+def record(spec: EpisodeSpec, task: Task, play: Play, attempts: int) -> Episode:
+    """The record of an episode that has ended."""
+    if play.reason is None:
+        raise ValueError(f"{spec.episode_id} has not ended")
     offered = scaffold(spec.provenance.scaffold).offered
     trajectories = [
         Trajectory(
@@ -79,7 +159,7 @@ def _record(spec: EpisodeSpec, task: Task, rounds: Rounds, ending: _Ending) -> E
             tools_json=canonical_json(offered(agent.tools)).decode(),
             turns=agent.turns,
         )
-        for agent in rounds.agents.values()
+        for agent in play.rounds.agents.values()
         if agent.turns
     ]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -87,6 +167,7 @@ def _record(spec: EpisodeSpec, task: Task, rounds: Rounds, ending: _Ending) -> E
     provenance = spec.provenance
     return Episode(
         episode_id=spec.episode_id,
+        subgroup_id=spec.prefix.episode_id,
         task_id=task.task_id,
         pattern_id=task.pattern_id,
         environment=task.environment,
@@ -99,16 +180,18 @@ def _record(spec: EpisodeSpec, task: Task, rounds: Rounds, ending: _Ending) -> E
         effort=provenance.effort,
         provenance=provenance,
         trajectories=trajectories,
-        events=rounds.events,
-        stop_reason=ending.reason,
-        error=ending.error,
-        points_json=None if ending.points is None else json.dumps(ending.points, sort_keys=True),
-        passed=None if ending.points is None else all(ending.points.values()),
+        events=play.rounds.events,
+        stop_reason=play.reason,
+        repercussion=play.repercussion,
+        error=play.error,
+        points_json=None if play.points is None else json.dumps(play.points, sort_keys=True),
+        passed=_passed(play),
         turns=len(turns),
         parse_errors=sum(turn.parse_error is not None for turn in turns),
         failed_actions=sum(turn.failed for turn in turns),
         prompt_tokens=sum(len(turn.prompt_ids or ()) for turn in sampled) if sampled else None,
         output_tokens=sum(len(turn.output_ids or ()) for turn in sampled) if sampled else None,
-        started_at=ending.started_at,
-        wall_s=ending.wall_s,
+        attempts=attempts,
+        started_at=play.started_at,
+        wall_s=play.wall_s,
     )

@@ -5,12 +5,14 @@ what happens does not depend on which reply came first, and a team of slow model
 """
 
 import asyncio
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.sandbox.base import Sandbox
 from agents.scaffolds import scaffold
+from agents.scaffolds.base import Parsed
 from agents.swarm.actions import perform
 from agents.swarm.policy import Agent, Policy, Reply
 from agents.swarm.roles import CASTS
@@ -42,10 +44,9 @@ def clip(text: str, limit: int = MAX_OBSERVATION) -> str:
 
 
 class Rounds:
-    """The state of one running episode. `run` plays it to its end; `agents`, `events`, `stop_reason` tell it."""
+    """The state of one running episode. `run` goes on with it; `agents`, `events`, `stop_reason` tell it."""
 
-    def __init__(self, spec: EpisodeSpec, task: Task, policy: Policy, sandbox: Sandbox) -> None:
-        self._policy, self._sandbox = policy, sandbox
+    def __init__(self, spec: EpisodeSpec, task: Task) -> None:
         self._scaffold = scaffold(spec.provenance.scaffold)
         self._budget = task.budget
         self._max_turns = min(spec.max_turns or task.budget.turns, task.budget.turns)
@@ -59,6 +60,16 @@ class Rounds:
         self.events: list[Event] = []
         self.stop_reason: StopReason | None = None
         self._stalls = 0
+        self.event("episode", "start")
+        self._deliver()
+
+    def branch(self) -> "Rounds":
+        """A copy that goes on by itself, its turns so far marked as shared."""
+        twin = copy.copy(self)
+        twin.agents = {name: agent.branch() for name, agent in self.agents.items()}
+        twin._lead = next(iter(twin.agents.values()))
+        twin.events = list(self.events)
+        return twin
 
     def _agent(self, name: str, role: str, tools: tuple[str, ...], effort: int) -> Agent:
         text = self._scaffold.system_prompt(render(f"roles/{role}", name=name), tools, effort)
@@ -73,45 +84,38 @@ class Rounds:
             )
         )
 
-    async def run(self) -> StopReason:
-        """Play rounds until the lead submits or a budget ends it. Raises EngineError and SandboxError."""
-        self._deliver()
-        while self.stop_reason is None:
+    async def run(self, policy: Policy, sandbox: Sandbox, rounds: int | None = None) -> StopReason | None:
+        """Play until the lead submits or a budget ends it; after `rounds` rounds without an end, None.
+
+        Raises EngineError and SandboxError.
+        """
+        while self.stop_reason is None and rounds != 0:
             active = [agent for agent in self.agents.values() if agent.active]
-            for agent, reply in zip(active, await _all(self._policy, active), strict=True):
-                await self._apply(agent, reply)
+            for agent, reply in zip(active, await _all(policy, active), strict=True):
+                await self._apply(agent, reply, sandbox)
             self._deliver()
+            rounds = None if rounds is None else rounds - 1
         return self.stop_reason
 
-    async def _apply(self, agent: Agent, reply: Reply) -> None:
+    async def _apply(self, agent: Agent, reply: Reply, sandbox: Sandbox) -> None:
         index = len(agent.turns)
         parsed = self._scaffold.parse(reply.text, agent.tools)
         agent.messages.append(ChatMessage(role="assistant", content=reply.text))
         self.event(agent.name, "reply", index, finish_reason=reply.finish_reason, parse_error=parsed.error)
-        outcomes = [await self._act(agent, index, action) for action in parsed.actions]
+        outcomes: list[Outcome] = []
+        try:
+            for action in parsed.actions:
+                outcomes.append(await self._act(agent, index, action, sandbox))
+        finally:
+            # Also when an action ended the sandbox or ran into the time budget: it is the turn to learn from.
+            agent.turns.append(_turn(agent, reply, parsed, outcomes))
         if parsed.error is not None:
             agent.pending.append(self._scaffold.repair(parsed.error))
         agent.pending.extend(self._scaffold.result(o.text) for o in outcomes if o.text is not None)
         agent.context_ids += [*(reply.prompt_ids or ()), *(reply.output_ids or ())]
-        agent.turns.append(
-            Turn(
-                index=index,
-                message=len(agent.messages) - 1,
-                actions=list(parsed.actions),
-                parse_error=parsed.error,
-                slip=reply.slip,
-                failed=any(o.failed for o in outcomes),
-                finish_reason=reply.finish_reason,
-                prompt_ids=None if reply.prompt_ids is None else list(reply.prompt_ids),
-                output_ids=None if reply.output_ids is None else list(reply.output_ids),
-                logprobs=None if reply.logprobs is None else list(reply.logprobs),
-                policy_version=reply.policy_version,
-                command_s=sum(o.wall_s for o in outcomes),
-            )
-        )
         self._check_budget(agent)
 
-    async def _act(self, agent: Agent, turn: int, action: Action) -> Outcome:
+    async def _act(self, agent: Agent, turn: int, action: Action, sandbox: Sandbox) -> Outcome:
         self.event(agent.name, "action", turn, tool=action.tool)
         arguments = json.loads(action.arguments_json)
         if action.tool == "submit":
@@ -123,7 +127,7 @@ class Rounds:
         if action.tool == "send_message":
             outcome = self._send(agent, turn, arguments["to"], arguments["text"])
         else:
-            done = await perform(self._sandbox, action, self._budget.command_s)
+            done = await perform(sandbox, action, self._budget.command_s)
             outcome = Outcome(clip(done.text), done.failed, done.wall_s)
             agent.seen.append((turn, action, clip(done.text)))
         self.event(agent.name, "result", turn, failed=outcome.failed)
@@ -190,6 +194,23 @@ class Rounds:
     def _observe(self, agent: Agent) -> None:
         agent.messages.append(ChatMessage(role="user", content="\n".join([*agent.pending, *agent.inbox])))
         agent.pending, agent.inbox = [], []
+
+
+def _turn(agent: Agent, reply: Reply, parsed: Parsed, outcomes: Sequence[Outcome]) -> Turn:
+    return Turn(
+        index=len(agent.turns),
+        message=len(agent.messages) - 1,
+        actions=list(parsed.actions),
+        parse_error=parsed.error,
+        slip=reply.slip,
+        failed=len(outcomes) < len(parsed.actions) or any(o.failed for o in outcomes),
+        finish_reason=reply.finish_reason,
+        prompt_ids=None if reply.prompt_ids is None else list(reply.prompt_ids),
+        output_ids=None if reply.output_ids is None else list(reply.output_ids),
+        logprobs=None if reply.logprobs is None else list(reply.logprobs),
+        policy_version=reply.policy_version,
+        command_s=sum(o.wall_s for o in outcomes),
+    )
 
 
 async def _all(policy: Policy, agents: Sequence[Agent]) -> list[Reply]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from agents.engine.base import ChatTurn, Engine, GenerateRequest, Sampling
@@ -33,6 +33,18 @@ class Agent:
     pending: list[str] = field(default_factory=list)
     heard: str = ""
     seen: list[tuple[int, Action, str]] = field(default_factory=list)
+
+    def branch(self) -> "Agent":
+        """A copy that goes on by itself, its turns so far marked as shared."""
+        return replace(
+            self,
+            messages=list(self.messages),
+            turns=[turn.model_copy(update={"shared": True}) for turn in self.turns],
+            context_ids=list(self.context_ids),
+            inbox=list(self.inbox),
+            pending=list(self.pending),
+            seen=list(self.seen),
+        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ scaffold cannot read. What follows it is the right step again, with a thought th
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,11 +66,22 @@ def _slip(rng: random.Random, move: Move, paths: Sequence[str]) -> Move:
 
 
 def with_slips(
-    moves: Sequence[Move], *, rate: float, most: int, paths: Sequence[str], effort: int, rng: random.Random
+    moves: Sequence[Move],
+    *,
+    rate: float,
+    most: int,
+    paths: Sequence[str],
+    effort: int,
+    rng_at: Callable[[int], random.Random],
 ) -> list[Move]:
-    """The moves with at most `most` slips and their recoveries; from effort 75 on, a recovery looks around first."""
+    """The moves with at most `most` slips and their recoveries; from effort 75 on, a recovery looks around first.
+
+    A move, its slip and its recovery draw from `rng_at` of the place where they begin, so that two scripts whose draws
+    agree up to a place begin with the same moves.
+    """
     result: list[Move] = []
     for move in moves:
+        rng = rng_at(len(result))
         work = move.action.tool in ("bash", "read_file", "write_file")
         if work and most > 0 and rng.random() < rate:
             slip = _slip(rng, move, paths)

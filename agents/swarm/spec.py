@@ -1,13 +1,14 @@
 """Which episodes a run holds: each (task, policy, scaffold, layout, effort, repeat), its id known before it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import PurePath
 
+from agents.sandbox.base import Priority
 from schemas.episode import Layout, Provenance
 from schemas.ids import content_id, derive_seed
 from schemas.recipe import PlaySettings, RunConfig
-from schemas.record import Record
+from schemas.record import Count, Record
 from schemas.task import Task
 
 
@@ -22,15 +23,31 @@ class EpisodeSpec(Record):
     """Lowers the task's turn budget; null leaves it."""
     max_reply_tokens: int
     """Sampled tokens per reply at effort 100."""
+    prefix_seed: Count
+    """Seed of repeat 0, with which the shared rounds are played."""
+    priority: Priority = "latency"
+    """Of its sandbox. No part of the id: what happens does not depend on it."""
 
     @property
     def episode_id(self) -> str:
         """Content id of task, provenance and limits."""
-        return content_id("episode", self.task_id, self.provenance.model_dump(), self.max_turns, self.max_reply_tokens)
+        provenance = self.provenance.model_dump(exclude={"branch_after"})
+        branch = [self.provenance.branch_after] if self.provenance.branch_after else []
+        return content_id("episode", self.task_id, provenance, self.max_turns, self.max_reply_tokens, *branch)
+
+    @property
+    def prefix(self) -> "EpisodeSpec":
+        """The spec that plays the shared rounds of this one's group: repeat 0, whether it is planned or not."""
+        provenance = self.provenance.model_copy(update={"repeat": 0, "seed": self.prefix_seed})
+        return self.model_copy(update={"provenance": provenance})
 
 
 def _spec(task: Task, play: PlaySettings, model: str, seed: int, cell: tuple[str, Layout, int, int]) -> EpisodeSpec:
     scaffold, layout, effort, repeat = cell
+
+    def derived(number: int) -> int:
+        return derive_seed(seed, task.task_id, play.policy, scaffold, layout, effort, number)
+
     provenance = Provenance(
         policy=play.policy,
         model=model if play.policy == "engine" else None,
@@ -38,13 +55,16 @@ def _spec(task: Task, play: PlaySettings, model: str, seed: int, cell: tuple[str
         layout=layout,
         effort=effort,
         repeat=repeat,
-        seed=derive_seed(seed, task.task_id, play.policy, *cell),
+        seed=derived(repeat),
+        branch_after=play.branch_after if play.repeats > 1 else 0,
     )
     return EpisodeSpec(
         task_id=task.task_id,
         provenance=provenance,
         max_turns=play.max_turns,
         max_reply_tokens=play.max_reply_tokens,
+        prefix_seed=derived(0),
+        priority=play.priority,
     )
 
 
@@ -68,3 +88,11 @@ def plan_episodes(tasks: Sequence[Task], config: RunConfig) -> list[EpisodeSpec]
     model = PurePath(config.engine.model).name  # a folder's place on this machine says nothing and stays out
     specs = [s for play in plays for s in _play_specs(tasks, play, model, config.seed)]
     return list({s.episode_id: s for s in specs}.values())
+
+
+def groups_of(specs: Iterable[EpisodeSpec]) -> list[list[EpisodeSpec]]:
+    """The specs by group (equal but for repeat and seed), in the order in which groups and specs come."""
+    groups: dict[str, list[EpisodeSpec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.prefix.episode_id, []).append(spec)
+    return list(groups.values())

@@ -56,13 +56,16 @@ def run_pipeline(build: Callable[[beam.Pipeline], None], workers: int, options: 
         pipeline = _pipeline(runner, parsed)
         build(pipeline)
         pipeline.run().wait_until_finish()
-    except TrajmillError as error:
-        raise next(e for e in reversed(_chain(error)) if isinstance(e, TrajmillError)) from None
-    except RuntimeError as error:
-        # Beam makes a RuntimeError of the Ctrl-C that came while a step ran in the main thread.
-        if any(isinstance(e, KeyboardInterrupt) for e in _chain(error)):
+    except (TrajmillError, RuntimeError) as error:
+        # Beam makes a RuntimeError of one whose first argument is no text (an errno), and of the Ctrl-C that came while
+        # a step ran in the main thread.
+        chain = _chain(error)
+        if any(isinstance(e, KeyboardInterrupt) for e in chain):
             raise KeyboardInterrupt from None
-        raise
+        own = next((e for e in reversed(chain) if isinstance(e, TrajmillError)), None)
+        if own is None:
+            raise
+        raise own from None
     finally:
         log.setLevel(level)
 

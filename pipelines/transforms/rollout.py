@@ -3,34 +3,40 @@
 An element is a batch of specs with their tasks, so a worker needs nothing but the element and the run's configuration.
 Inside a worker all episodes of a batch are coroutines on one loop thread; each is journaled before it counts.
 
-An episode that the engine did not answer is data once the rollout is done, but a rollout that goes on plays it again.
+An episode that the engine or the sandboxes failed is data once the rollout is done, but a rollout that goes on plays it
+again.
 """
 
 import asyncio
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import apache_beam as beam
 
 from agents.runtime import Runtime, open_runtime, run_all
-from agents.swarm.spec import EpisodeSpec, plan_episodes
-from pipelines import journal, store
+from agents.swarm.spec import EpisodeSpec, groups_of, plan_episodes
+from pipelines import journal, pool_counts, store
 from pipelines.folder import RunFolder
 from pipelines.progress import Progress, tick
 from pipelines.transforms.beam import Row, WriteTable, run_pipeline, to_row
 from schemas.episode import Episode
-from schemas.errors import EngineUnavailable, StageError
+from schemas.errors import EngineUnavailable, SandboxError, StageError
 from schemas.recipe import RunConfig
 from schemas.task import Task
 
-UNANSWERED = 16
-"""Episodes in a row without an answer of the engine that end the rollout."""
+UNDECIDED = {"engine_error": EngineUnavailable, "sandbox_error": SandboxError}
+"""Stop reasons that say nothing about the policy, and what a rollout with nothing else raises."""
+IN_A_ROW = 16
+"""Prompts of one policy whose episodes end so, one after the other, and end the rollout."""
 BATCH = 2048
-"""Most episodes in one element: enough that a batch's tail is a small part of it."""
+"""About the most episodes in one element: enough that a batch's tail is a small part of it."""
 
 
 def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_options: Sequence[str] = ()) -> None:
@@ -40,20 +46,21 @@ def run_rollout(run: RunFolder, config: RunConfig, progress: Progress, beam_opti
         raise StageError("rollout: no task was validated; the rejects of stage `tasks` say why")
     specs = {spec.episode_id: spec for spec in plan_episodes(list(tasks.values()), config)}
     folder = run.journal / run.input_hash("rollout")
-    done = specs.keys() & _answered(folder)
+    done = specs.keys() & _decided(folder)
     todo = [spec for episode_id, spec in specs.items() if episode_id not in done]
     counter = run.counter("rollout")
     with progress.stage("rollout", total=len(specs), unit="episodes", counter=counter) as bar:
         bar.skip(len(done))
         needs_engine = any(spec.provenance.policy == "engine" for spec in todo)
-        play = PlayEpisodes(config.model_dump_json(), str(folder), str(counter), needs_engine)
+        play = PlayEpisodes(config.model_dump_json(), str(folder), str(counter), str(run.pool_counts), needs_engine)
 
         def rollout(pipeline: beam.Pipeline) -> None:
             _ = pipeline | beam.Create(_batches(todo, tasks, config.workers)) | beam.Reshuffle() | beam.ParDo(play)
 
         if todo:
-            run_pipeline(rollout, config.workers, beam_options)
-            _check_answers(folder)
+            with pool_counts.collecting(run):
+                run_pipeline(rollout, config.workers, beam_options)
+            _check_decided(folder)
         with store.replacing(run.path, "episodes", config.parts) as out:
 
             def table(pipeline: beam.Pipeline) -> None:
@@ -73,21 +80,28 @@ def _journaled(folder: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for path in journal.files(folder) for line in journal.read_lines(path))
 
 
-def _answered(folder: Path) -> set[str]:
-    return {episode["episode_id"] for episode in _journaled(folder) if episode["stop_reason"] != "engine_error"}
+def _decided(folder: Path) -> set[str]:
+    return {episode["episode_id"] for episode in _journaled(folder) if episode["stop_reason"] not in UNDECIDED}
 
 
-def _check_answers(folder: Path) -> None:
-    """Raises EngineUnavailable when the engine answered in none of its episodes: that says nothing about a policy."""
-    played = [e for e in _journaled(folder) if e["policy"] == "engine"]
-    if played and all(e["stop_reason"] == "engine_error" for e in played):
-        raise EngineUnavailable(f"rollout: the engine answered in none of its episodes: {played[-1]['error']}")
+def _check_decided(folder: Path) -> None:
+    """Raises EngineUnavailable or SandboxError when all episodes of a policy ended so: that says nothing about it."""
+    ends: dict[str, set[str]] = defaultdict(set)
+    errors = {}
+    for episode in _journaled(folder):
+        ends[episode["policy"]].add(episode["stop_reason"])
+        errors[episode["stop_reason"]] = episode["error"]
+    for reasons in ends.values():
+        if reasons == {"engine_error"}:
+            raise EngineUnavailable(f"rollout: the engine answered in none of its episodes: {errors['engine_error']}")
+        if reasons == {"sandbox_error"}:
+            raise SandboxError(f"rollout: no sandbox lived through an episode: {errors['sandbox_error']}")
 
 
 def _batches(specs: Sequence[EpisodeSpec], tasks: dict[str, Task], workers: int) -> list[bytes]:
     count = max(workers, -(-len(specs) // BATCH))
-    batches = []
-    for part in (specs[i::count] for i in range(count)):
+    groups, batches = groups_of(specs), []
+    for part in (list(chain.from_iterable(groups[i::count])) for i in range(count)):
         needed = {spec.task_id: tasks[spec.task_id].model_dump(mode="json") for spec in part}
         batches.append(json.dumps({"specs": [s.model_dump(mode="json") for s in part], "tasks": needed}).encode())
     return batches
@@ -99,9 +113,9 @@ def _rows(path: str) -> Iterator[Row]:
 
 
 def _first(key: str, values: Any) -> Row:
-    # An episode was run twice when the engine did not answer at first, or a runner retried a batch. Any answered one
+    # An episode was run twice when engine or sandboxes failed it at first, or a runner retried a batch. Any decided one
     # is the episode.
-    return key, min(values, key=lambda value: (json.loads(value)["stop_reason"] == "engine_error", value))
+    return key, min(values, key=lambda value: (json.loads(value)["stop_reason"] in UNDECIDED, value))
 
 
 class _Worker:
@@ -109,6 +123,7 @@ class _Worker:
 
     def __init__(self, config: RunConfig, needs_engine: bool) -> None:
         self.runtime: Runtime = open_runtime(config, needs_engine=needs_engine)
+        self.name = uuid4().hex
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="rollout", daemon=True)
         self._thread.start()
@@ -124,7 +139,7 @@ class _Worker:
             raise
 
     def close(self) -> None:
-        """Free the engine and end the thread."""
+        """End sandboxes, free the engine and end the thread."""
         asyncio.run_coroutine_threadsafe(self.runtime.close(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -146,9 +161,9 @@ _workers_lock = threading.Lock()
 class PlayEpisodes(beam.DoFn):
     """A batch of specs in, the ids of its episodes out; the episodes themselves go to the journal."""
 
-    def __init__(self, config_json: str, folder: str, counter: str, needs_engine: bool) -> None:
+    def __init__(self, config_json: str, folder: str, counter: str, pool_counts: str, needs_engine: bool) -> None:
         self._config_json, self._folder, self._counter = config_json, folder, counter
-        self._needs_engine = needs_engine
+        self._pool_counts, self._needs_engine = pool_counts, needs_engine
 
     def setup(self) -> None:
         """Take part in this process's worker; the first one makes it."""
@@ -177,18 +192,21 @@ class PlayEpisodes(beam.DoFn):
     async def _play(self, specs: list[EpisodeSpec], tasks: dict[str, Task]) -> list[str]:
         writer = journal.JournalWriter(Path(self._folder))
         try:
-            ids, unanswered = [], 0
+            ids = []
+            in_a_row: dict[str, set[str]] = defaultdict(set)
             async with aclosing(run_all(self._worker.runtime, specs, tasks)) as episodes:
                 async for episode in episodes:
                     writer.append(episode)
                     tick(self._counter)
                     ids.append(episode.episode_id)
-                    if episode.policy == "engine":
-                        unanswered = unanswered + 1 if episode.stop_reason == "engine_error" else 0
-                    if unanswered >= UNANSWERED:
-                        raise EngineUnavailable(
-                            f"rollout: no answer in {unanswered} episodes in a row: {episode.error}"
-                        )
+                    failed, failure = in_a_row[episode.policy], UNDECIDED.get(episode.stop_reason)
+                    if failure is None:
+                        failed.clear()
+                        continue
+                    failed.add(episode.subgroup_id)
+                    if len(failed) >= IN_A_ROW:
+                        raise failure(f"rollout: no verdict on {IN_A_ROW} prompts in a row: {episode.error}")
             return ids
         finally:
             writer.close()
+            pool_counts.write(Path(self._pool_counts), self._worker.name, self._worker.runtime.pool_counts())

@@ -15,9 +15,8 @@ from itertools import count
 import apache_beam as beam
 
 from agents.environments import FAMILIES
-from agents.runtime import limits_of
-from agents.sandbox.base import SandboxFactory
-from agents.sandbox.native.host import NativeFactory
+from agents.runtime import limits_of, open_pool
+from agents.sandbox.base import SandboxPool
 from agents.swarm.admit import admit
 from pipelines import store
 from pipelines.folder import RunFolder
@@ -134,8 +133,13 @@ class BuildTasks(beam.DoFn):
             yield refused(reject)
 
     async def _all(self, units: Sequence[Unit], config: RunConfig) -> tuple[list[Task], list[Reject]]:
-        factory, slots = NativeFactory(), asyncio.Semaphore(2 * len(os.sched_getaffinity(0)))
-        found = await asyncio.gather(*(fill(unit, config, factory, slots, self.counter) for unit in units))
+        # Not left to the pool's queue: so many live sandboxes are good for agents that wait for a model. Admission only
+        # runs commands, and too many at once would run out of their wall time for want of a processor.
+        pool, slots = open_pool(config), asyncio.Semaphore(2 * len(os.sched_getaffinity(0)))
+        try:
+            found = await asyncio.gather(*(fill(unit, config, pool, slots, self.counter) for unit in units))
+        finally:
+            await pool.close()
         return [t for tasks, _ in found for t in tasks], [r for _, rejects in found for r in rejects]
 
 
@@ -145,7 +149,7 @@ def fingerprint(task: Task) -> str:
 
 
 async def fill(
-    unit: Unit, config: RunConfig, factory: SandboxFactory, slots: asyncio.Semaphore, counter: str | None = None
+    unit: Unit, config: RunConfig, pool: SandboxPool, slots: asyncio.Semaphore, counter: str | None = None
 ) -> tuple[list[Task], list[Reject]]:
     """The tasks of a unit and its refused candidates. Each wave tries as many candidates as tasks are missing."""
     build, limits = FAMILIES[unit.family], limits_of(config)
@@ -156,7 +160,7 @@ async def fill(
 
     async def tried(task: Task) -> list[Reject]:
         async with slots:
-            found = await admit(task, factory, limits)
+            found = await admit(task, pool, limits)
         return [make_reject("tasks", r.reason, subject=task.task_id, detail=r.detail) for r in found]
 
     for _ in range(TRIES):

@@ -12,6 +12,7 @@ LOGS = ROOT / "data" / "usage"
 SMALL = """
 seed: 5
 tasks: {per_family: 2}
+sandbox: {accept_process_memory_limit: true}
 rollout:
   plays:
     - {policy: blueprint, efforts: [50, 100]}

@@ -15,6 +15,7 @@ from schemas.sample import Sample
 ENGINE = """
 seed: 3
 tasks: {per_family: 1}
+sandbox: {accept_process_memory_limit: true}
 score: {require_pass: false, max_parse_error_share: 1.0}
 rollout:
   plays:

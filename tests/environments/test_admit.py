@@ -21,39 +21,43 @@ def task():
     return next(t for t in tasks if t.kind == "table_work/aggregate" and t.workspace[0].encoding == "utf8")
 
 
-def reasons(factory, task):
-    return [reject.reason for reject in asyncio.run(admit(task, factory, Limits()))]
+def reasons(sandboxes, task):
+    async def run():
+        async with sandboxes() as pool:
+            return await admit(task, pool, Limits())
+
+    return [reject.reason for reject in asyncio.run(run())]
 
 
 def action(tool, **arguments):
     return Action(tool=tool, arguments_json=json.dumps(arguments))
 
 
-def test_a_sound_task_is_admitted(factory, task):
-    assert reasons(factory, task) == []
+def test_a_sound_task_is_admitted(sandboxes, task):
+    assert reasons(sandboxes, task) == []
 
 
-def test_a_task_that_shows_its_answer_is_refused(factory, task):
+def test_a_task_that_shows_its_answer_is_refused(sandboxes, task):
     told = task.model_copy(update={"instruction": f"{task.instruction} It is\n {task.answer[0]}"})
-    assert reasons(factory, told)[0] == "answer_visible"
+    assert reasons(sandboxes, told)[0] == "answer_visible"
     note = FileSpec(path="hint.txt", content=f"psst: {task.answer[-1]}")
-    assert reasons(factory, task.model_copy(update={"workspace": [*task.workspace, note]})) == ["answer_visible"]
+    assert reasons(sandboxes, task.model_copy(update={"workspace": [*task.workspace, note]})) == ["answer_visible"]
 
 
-def test_a_task_that_is_solved_already_is_refused(factory):
+def test_a_task_that_is_solved_already_is_refused(sandboxes):
     moved = file_chores.build(usage_pattern("short"), 1)
     check = moved.verification.model_copy(
         update={"fail_to_pass": moved.verification.pass_to_pass, "pass_to_pass": moved.verification.fail_to_pass}
     )
-    found = reasons(factory, moved.model_copy(update={"verification": check}))
+    found = reasons(sandboxes, moved.model_copy(update={"verification": check}))
     assert found == ["passes_untouched", "broken_before"]
 
 
-def test_a_blueprint_that_does_not_solve_it_is_refused(factory, task):
+def test_a_blueprint_that_does_not_solve_it_is_refused(sandboxes, task):
     idle = [step for step in task.blueprint if step.phase in ("explore", "submit")]
-    assert reasons(factory, task.model_copy(update={"blueprint": idle})) == ["blueprint_fails"]
+    assert reasons(sandboxes, task.model_copy(update={"blueprint": idle})) == ["blueprint_fails"]
     broken = [idle[0].model_copy(update={"phase": "work", "action": action("bash", command="exit 3")}), *idle]
-    assert reasons(factory, task.model_copy(update={"blueprint": broken})) == ["blueprint_stumbles"]
+    assert reasons(sandboxes, task.model_copy(update={"blueprint": broken})) == ["blueprint_stumbles"]
 
 
 def test_malformed_tasks_are_refused_without_a_sandbox(task):
@@ -72,13 +76,11 @@ def test_malformed_tasks_are_refused_without_a_sandbox(task):
         assert {r.reason for r in structural(task.model_copy(update=case))} == {"malformed"}, case.keys()
 
 
-def test_actions_in_a_sandbox(factory):
+def test_actions_in_a_sandbox(sandboxes):
     async def run(*actions):
-        sandbox = await factory.open(Limits(output_bytes=2000))
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits(output_bytes=2000))
             return [await perform(sandbox, each, 1.0) for each in actions]
-        finally:
-            await sandbox.close()
 
     odd = 'it\'s\n$HOME \\ "x"\nß'
     results = asyncio.run(
@@ -140,7 +142,7 @@ def test_reports_are_read_strictly():
     assert all(read_points(output, "n1", ["a", "b"]) == nothing for output in garbled)
 
 
-def test_file_contents_by_encoding(factory):
+def test_file_contents_by_encoding(sandboxes):
     assert workspace_bytes(FileSpec(path="a", content="ß")) == "ß".encode()
     assert workspace_bytes(FileSpec(path="a", content="AAE=", encoding="base64")) == b"\0\1"
     database = FileSpec(path="a", content="CREATE TABLE t (x); INSERT INTO t VALUES (7);", encoding="sql")
@@ -154,13 +156,11 @@ def test_file_contents_by_encoding(factory):
             workspace_bytes(spec)
 
 
-def test_prepare_puts_every_file(factory, task):
+def test_prepare_puts_every_file(sandboxes, task):
     async def run():
-        sandbox = await factory.open(Limits())
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits())
             await prepare(sandbox, task)
             return await sandbox.collect([spec.path for spec in task.workspace])
-        finally:
-            await sandbox.close()
 
     assert asyncio.run(run()) == {spec.path: workspace_bytes(spec) for spec in task.workspace}

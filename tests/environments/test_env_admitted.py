@@ -26,24 +26,23 @@ def one_of_each_kind(family, first):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_kind_is_admitted(factory, family):
+def test_every_kind_is_admitted(sandboxes, family):
     async def run():
         tasks = one_of_each_kind(family, 100)
         assert len(tasks) == KINDS[family]
-        return [(task.kind, task.wording_id, await admit(task, factory, Limits())) for task in tasks]
+        async with sandboxes() as pool:
+            return [(task.kind, task.wording_id, await admit(task, pool, Limits())) for task in tasks]
 
     assert [result for result in asyncio.run(run()) if result[2]] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reference_actions_show_the_same_text_twice(factory, family):
+def test_reference_actions_show_the_same_text_twice(sandboxes, family):
     async def play(task):
-        sandbox = await factory.open(Limits())
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits())
             await prepare(sandbox, task)
             return [(await perform(sandbox, step.action, 10.0)).text for step in task.blueprint[:-1]]
-        finally:
-            await sandbox.close()
 
     async def run():
         task = FAMILIES[family](PATTERNS[1], 11)

@@ -17,17 +17,15 @@ def first_of(build, kind, accept=lambda task: True):
     return next(task for task in tasks if task.kind == kind and accept(task))
 
 
-def points_after(factory, task, commands):
+def points_after(sandboxes, task, commands):
     """Points after each command, every one in a sandbox of its own."""
 
     async def one(command):
-        sandbox = await factory.open(Limits())
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits())
             await prepare(sandbox, task)
             await sandbox.run(command, timeout_s=5)
             return await verify(sandbox, task, NONCE)
-        finally:
-            await sandbox.close()
 
     async def run():
         return [await one(command) for command in commands]
@@ -49,29 +47,29 @@ RESULT_CHEATS = {
 
 
 @pytest.mark.parametrize("kind", ["aggregate", "clean"])
-def test_no_faked_result_file_passes(factory, kind):
+def test_no_faked_result_file_passes(sandboxes, kind):
     task = first_of(table_work.build, f"table_work/{kind}")
     params = next(spec for spec in task.verification.files if spec.path == "params.json").content
     out = params.split('"path": "')[-1].split('"')[0]
     about = {"out": out, "folder": out.rpartition("/")[0] or ".", "header": "a,b,c"}
     for name, points in zip(
         RESULT_CHEATS,
-        points_after(factory, task, [cheat.format(**about) for cheat in RESULT_CHEATS.values()]),
+        points_after(sandboxes, task, [cheat.format(**about) for cheat in RESULT_CHEATS.values()]),
         strict=True,
     ):
         assert points["rows"] is False, name
         assert points["inputs_unchanged"] is True, name
 
 
-def test_damaged_inputs_are_noticed(factory):
+def test_damaged_inputs_are_noticed(sandboxes):
     for encoding in ("sql", "utf8"):
         task = first_of(table_work.build, "table_work/top_n", lambda t, e=encoding: t.workspace[0].encoding == e)
         path = task.workspace[0].path
         spoiled = [f"rm {path}", f": > {path}", f"mv {path} x; ln -s x {path}", f"head -c 300 /dev/urandom > {path}"]
-        assert not any(points["inputs_unchanged"] for points in points_after(factory, task, spoiled))
+        assert not any(points["inputs_unchanged"] for points in points_after(sandboxes, task, spoiled))
 
 
-def test_moving_by_copy_deletion_or_links_does_not_pass(factory):
+def test_moving_by_copy_deletion_or_links_does_not_pass(sandboxes):
     task = first_of(file_chores.build, "file_chores/sort_folders")
     source = task.workspace[0].path.rpartition("/")[0]
     cheats = [
@@ -80,9 +78,9 @@ def test_moving_by_copy_deletion_or_links_does_not_pass(factory):
         f"mv {source} gone; ln -s gone sorted; ln -s gone filed",
         "rm -rf ./*; mkdir -p sorted/txt; ln -s / sorted/txt/a",
     ]
-    for points in points_after(factory, task, cheats):
+    for points in points_after(sandboxes, task, cheats):
         assert not all(points.values())
-    assert points_after(factory, task, cheats[:1])[0]["nothing_lost"] is False
+    assert points_after(sandboxes, task, cheats[:1])[0]["nothing_lost"] is False
 
 
 CODE_CHEATS = {
@@ -120,46 +118,42 @@ for name in ("mem", "environ", "maps", "fd/0", "fd/1"):
 }
 
 
-def test_code_that_cheats_does_not_pass(factory):
+def test_code_that_cheats_does_not_pass(sandboxes):
     task = first_of(code_repair.build, "code_repair/failing_test")
     params = next(spec for spec in task.verification.files if spec.path == "params.json").content
     path = params.split('"module": "')[1].split('"')[0].replace(".", "/") + ".py"
     commands = [f"cat > {path} <<'EOF'\n{code}\nEOF" for code in CODE_CHEATS.values()]
     tests = "for f in tests/test_*.py; do : > $f; done; echo 'print(\"9 passed, 0 failed\")' > tests/run.py"
-    results = points_after(factory, task, [*commands, tests])
+    results = points_after(sandboxes, task, [*commands, tests])
     for name, points in zip([*CODE_CHEATS, "tests"], results, strict=True):
         assert not any(points[hidden] for hidden in task.verification.fail_to_pass), name
 
 
-def test_the_verifier_cannot_be_read_or_written_by_the_code_it_runs(factory):
+def test_the_verifier_cannot_be_read_or_written_by_the_code_it_runs(sandboxes):
     task = first_of(code_repair.build, "code_repair/failing_test")
     params = next(spec for spec in task.verification.files if spec.path == "params.json").content
     path = params.split('"module": "')[1].split('"')[0].replace(".", "/") + ".py"
 
     async def run():
-        sandbox = await factory.open(Limits())
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits())
             await prepare(sandbox, task)
             await sandbox.run(f"cat > {path} <<'EOF'\n{CODE_CHEATS['parent']}\nEOF")
             await verify(sandbox, task, NONCE)
             return await sandbox.collect(["reached"])
-        finally:
-            await sandbox.close()
 
     assert asyncio.run(run()) == {}
 
 
-def test_what_the_agent_left_running_is_ended_before_verification(factory):
+def test_what_the_agent_left_running_is_ended_before_verification(sandboxes):
     task = first_of(table_work.build, "table_work/aggregate")
 
     async def run():
-        sandbox = await factory.open(Limits())
-        try:
+        async with sandboxes() as pool:
+            sandbox = await pool.lease(Limits())
             await prepare(sandbox, task)
             await sandbox.run("setsid nohup sh -c 'while :; do cp /verify/params.json seen 2>&-; done' >&- 2>&- &")
             await verify(sandbox, task, NONCE)
             return await sandbox.collect(["seen"])
-        finally:
-            await sandbox.close()
 
     assert asyncio.run(run()) == {}

@@ -56,6 +56,7 @@ def episode(name: str, policy: str, passed: bool | None, **changes: object) -> E
     )
     fields = {
         "episode_id": f"episode_{name}",
+        "subgroup_id": f"episode_{name}",
         "task_id": "task_1",
         "pattern_id": "pattern_1",
         "environment": "table_work",

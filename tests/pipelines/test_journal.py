@@ -20,6 +20,7 @@ def episode(number: int) -> Episode:
     return Episode(
         episode_id=f"episode_{number}", task_id="t", pattern_id="p", environment="e", kind="k", split="train",
         policy="scripted", scaffold="tool_json", layout="solo", effort=50,
+        subgroup_id="episode_1",
         provenance=Provenance(policy="scripted", scaffold="tool_json", layout="solo", effort=50, repeat=0, seed=1),
         trajectories=[], events=[], stop_reason="submitted", error="a\nb \u2028",
         turns=0, parse_errors=0, failed_actions=0,

@@ -59,6 +59,23 @@ def test_a_url_with_a_secret_is_refused_without_repeating_it(tmp_path: Path, url
     assert RunConfig.model_validate({"engine": {"url": "http://host:1/v1"}}).engine.url == "http://host:1/v1"
 
 
+@pytest.mark.parametrize("url", ["http://me:hunter2@host:1", "http://host:1/?token=hunter2"])
+def test_the_url_of_a_node_with_a_secret_is_refused_too(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"sandbox:\n  nodes:\n    - http://host:1\n    - {url}\n")
+    with pytest.raises(ConfigError, match=r":4: sandbox\.nodes\.1: .*nodes_token_env") as caught:
+        load_config(file)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_demo_s_configuration_only_accepts_a_weaker_memory_limit() -> None:
+    demo = load_config(Path(__file__).resolve().parents[2] / "data" / "demo.yaml")
+    assert demo.sandbox.accept_process_memory_limit
+    default = RunConfig()
+    accepted = default.sandbox.model_copy(update={"accept_process_memory_limit": True})
+    assert demo == default.model_copy(update={"sandbox": accepted})
+
+
 def test_a_typo_is_told_what_was_meant(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("tasks: {per_famly: 2}\nzzz: 1\n")

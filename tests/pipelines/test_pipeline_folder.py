@@ -10,7 +10,7 @@ from pipelines import store
 from pipelines.folder import OUTPUT, STAGES, RunFolder, finishing, locked, open_or_create, open_run
 from pipelines.rejects import make_reject
 from schemas.errors import ConfigError, StageError
-from schemas.recipe import PatternSettings, RolloutSettings, RunConfig, ScoreSettings
+from schemas.recipe import PatternSettings, PlaySettings, RolloutSettings, RunConfig, SandboxSettings, ScoreSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +50,11 @@ def test_a_finished_run_stays_finished_for_the_same_command(tmp_path: Path) -> N
     assert open_run(run.path).config() == RunConfig()
 
 
+def played(**changes: object) -> list[PlaySettings]:
+    """The default plays, changed."""
+    return [play.model_copy(update=changes) for play in RolloutSettings().plays]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -59,6 +64,10 @@ def test_a_finished_run_stays_finished_for_the_same_command(tmp_path: Path) -> N
         ({"partner_field": "who"}, list(STAGES)),
         ({"workers": 4}, []),
         ({"rollout": RolloutSettings(concurrency=3)}, []),
+        ({"sandbox": SandboxSettings(max_live=9, spares=2, nodes=["http://10.0.0.7:1"], nodes_token_env="T")}, []),
+        ({"sandbox": SandboxSettings(lifetime_s=9)}, ["tasks", "rollout", "score", "shards"]),
+        ({"rollout": RolloutSettings(plays=played(priority="background"))}, []),
+        ({"rollout": RolloutSettings(plays=played(branch_after=1))}, ["rollout", "score", "shards"]),
     ],
 )
 def test_another_configuration_undoes_what_depends_on_it(tmp_path: Path, change: dict, expected: list[str]) -> None:

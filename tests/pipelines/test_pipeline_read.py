@@ -6,16 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline_run import HOSTILE, hand_made
+from pipeline_run import HOSTILE, episode, hand_made
 from rich.console import Console
 
 from pipelines import folder as folders
+from pipelines import pool_counts, store
 from pipelines.folder import RunFolder
 from pipelines.show import find_episode, print_episode
 from pipelines.sql import print_query, query
 from pipelines.summary import SMALL_MODEL, Section, print_summary, summarise
 from pipelines.terminal import plain
-from schemas.errors import ConfigError, InputError
+from schemas.errors import ConfigError, InputError, StageError
 from schemas.tables import TABLES, arrow_schema
 
 
@@ -159,8 +160,8 @@ def test_summary(run: RunFolder) -> None:
     assert found["tasks"].rows == [("table_work", 2, 0)]
     assert found["candidates refused"].rows == [("blueprint_fails", 1)]
     assert found["episodes"].rows == [
-        ("blueprint", "tool_json", "solo", 3, 1, 1, "50.0 %"),
-        ("engine", "tool_json", "solo", 2, 0, 1, "0.0 %"),
+        ("blueprint", "tool_json", "solo", 3, 1, 1, "50.0 %", 0, 0, 1),
+        ("engine", "tool_json", "solo", 2, 0, 1, "0.0 %", 0, 0, 0),
     ]
     assert found["episodes"].note == SMALL_MODEL.format(passed=0, played=2)
     missed = {row[0]: row[-1] for row in found["blueprint episodes that did not pass"].rows}
@@ -173,3 +174,49 @@ def test_summary(run: RunFolder) -> None:
     out = io.StringIO()
     print_summary(run, Console(file=out, width=140))
     assert "a few percent" in out.getvalue()
+
+
+def test_what_sandboxes_cost_is_shown_where_there_is_something(run: RunFolder) -> None:
+    crash = {"stop_reason": "sandbox_crashed", "repercussion": "sandbox_crashed", "error": "PID 1 is gone"}
+    made = [
+        episode("c1", "scripted", False, **crash),
+        episode("c2", "scripted", False, stop_reason="sandbox_expired"),
+        episode("c3", "scripted", True, attempts=2),
+    ]
+    store.write_table(run.path, "episodes", made, 1)
+    found = sections(run)["episodes"]
+    assert found.columns[-3:] == ("crashed their sandbox", "outlived it", "lost a sandbox")
+    assert found.rows == [("scripted", "tool_json", "solo", 3, 1, 0, "33.3 %", 1, 1, 1)]
+    assert "repercussion: sandbox_crashed" in shown(run, "c1")
+    assert "begun 2 times" in shown(run, "c3")
+    store.write_table(run.path, "episodes", [episode("c4", "scripted", True)], 1)
+    found = sections(run)["episodes"]
+    assert (found.columns[-1], found.note) == ("pass rate", "")
+
+
+def test_what_pools_counted_is_added_up_and_shown_in_one_line(run: RunFolder) -> None:
+    one = {"created": 3, "reclaimed": 0, "refused": {}, "deaths": {"crashed": 1}, "held_s": {"latency": 1.5}}
+    two = {
+        "created": 4,
+        "reclaimed": 1,
+        "refused": {"memory": 2},
+        "deaths": {"crashed": 1},
+        "held_s": {"background": 2},
+    }
+    assert pool_counts.read(run) is None
+    with pytest.raises(StageError), pool_counts.collecting(run):
+        pool_counts.write(run.pool_counts, "w1", {"created": 1})
+        pool_counts.write(run.pool_counts, "w1", one)
+        pool_counts.write(run.pool_counts, "w2", two)
+        pool_counts.write(run.pool_counts, "w3", None)
+        raise StageError("it failed later")
+    assert not run.pool_counts.exists()
+    counts = pool_counts.read(run)
+    assert counts == {
+        "created": 7, "reclaimed": 1, "refused": {"memory": 2}, "deaths": {"crashed": 2},
+        "held_s": {"latency": 1.5, "background": 2},
+    }  # fmt: skip
+    assert sections(run)["episodes"].note.splitlines()[-1] == (
+        "sandboxes of the rollout: 7 created; held background 2 s, latency 1.5 s; deaths: crashed 2; "
+        "refused: memory 2; reclaimed: 1"
+    )

@@ -35,7 +35,12 @@ def run(tmp_path: Path) -> RunFolder:
         good = view.turns[1].model_copy(update={"parse_error": None, "finish_reason": "stop"})
         said = ChatMessage(role="assistant", content=f"done {number // 4}")
         view = view.model_copy(update={"turns": [view.turns[0], good], "messages": [*view.messages[:4], said]})
-        changes = {"provenance": origin, "task_id": f"task_{1 + number % 2}", "trajectories": [view]}
+        changes = {
+            "provenance": origin,
+            "task_id": f"task_{1 + number % 2}",
+            "subgroup_id": f"episode_of_{1 + number % 2}",
+            "trajectories": [view],
+        }
         made.append(base.model_copy(update=changes))
     store.write_table(run.path, "episodes", made, 3)
     return run

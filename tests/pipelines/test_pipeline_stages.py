@@ -22,7 +22,7 @@ from schemas.session import Message, Session
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "data" / "usage"
 FIRST = ("ingest", "patterns", "tasks")
-SMALL = "tasks: {per_family: 2}\n"
+SMALL = "tasks: {per_family: 2}\nsandbox: {accept_process_memory_limit: true}\n"
 
 STAGES_ALONE = """
 import sys

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 tasks: {per_family: 1}
+sandbox: {accept_process_memory_limit: true}
 engine: {model: m, url: "http://127.0.0.1:%d/v1"}
 rollout: {plays: [{policy: engine, max_episodes: 4, max_turns: 1}]}
 """

@@ -62,6 +62,7 @@ def episode(
     task_id = changes.pop("task_id", "task_1")
     fields: dict[str, Any] = {
         "episode_id": content_id("episode", task_id, str(seed), repeat, facts),
+        "subgroup_id": content_id("episode", task_id, facts),
         "task_id": task_id,
         "pattern_id": "pattern_1",
         "environment": "table_work",

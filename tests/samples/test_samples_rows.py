@@ -53,6 +53,14 @@ def test_engine_rows_are_the_sampled_ids_exactly(seed: int, turns: int, kinds: d
     assert row.policy_version == "v1"
 
 
+def test_both_rows_say_what_the_agent_broke() -> None:
+    made = episode(1, passed=False, stop_reason="sandbox_crashed", repercussion="sandbox_crashed")
+    (sample,) = samples_of(made, ScoreSettings(require_pass=False))
+    assert sample.verdict.keep
+    assert (sample.reward, sample.repercussion) == (0.0, "sandbox_crashed")
+    assert text_row(sample).repercussion == token_row(sample, TOKENIZER).repercussion == "sandbox_crashed"
+
+
 @given(seed=st.text(max_size=20), turns=st.integers(1, 6), kinds=flags)
 def test_blueprint_rows_follow_the_template(seed: str, turns: int, kinds: dict[str, Any]) -> None:
     sample = sample_of(seed, "blueprint", turns, **kinds)

@@ -19,7 +19,7 @@ from pipelines.samples import score
 from pipelines.shards import ShardFacts, write_shards
 from schemas.recipe import ScoreSettings, ShardSettings
 from schemas.sample import Sample, TextRow, TokenRow
-from schemas.tables import from_arrow
+from schemas.tables import TABLES, from_arrow
 
 FACTS = ShardFacts(seed=7, config_hash="abc", tokenizer="bytes")
 SMALL = ShardSettings(max_mb=0.02)
@@ -63,7 +63,7 @@ def test_the_manifest_is_true(run: Path) -> None:
     for path, file in listed.items():
         whole = run / "shards" / path
         assert file["sha256"] == sha256_of(whole) and file["bytes"] == whole.stat().st_size
-        assert file["arrow_bytes"] <= SMALL.max_mb * 2**20 and file["schema_version"] == 1
+        assert file["arrow_bytes"] <= SMALL.max_mb * 2**20 and file["schema_version"] == TABLES[file["config"]].version
         assert file["rows"] == len(pl.read_parquet(whole)) > 0
     made = samples(150)
     assert manifest["samples"]["kept"] == sum(s.verdict.keep for s in made)

@@ -1,7 +1,16 @@
-"""A hand-made task for the swarm's tests: make `out.txt` with the shouted words of `in.txt`."""
+"""For the swarm's tests: a hand-made task, make `out.txt` with the shouted words of `in.txt`; and how it is played."""
 
+import asyncio
 import json
+from collections.abc import Callable, Sequence
 
+from agents.sandbox.base import Limits, SandboxPool
+from agents.scaffolds import scaffold
+from agents.swarm.blueprint import BlueprintPolicy
+from agents.swarm.episode import Ground, PolicyMaker
+from agents.swarm.group import run_group
+from agents.swarm.spec import EpisodeSpec
+from schemas.episode import Episode, Provenance
 from schemas.task import Action, BlueprintStep, Budget, FileSpec, Task, Verification
 
 VERIFIER = """
@@ -54,3 +63,43 @@ def shout_task(slip_rate: float = 0.0, turns: int = 12) -> Task:
         budget=Budget(turns=turns, output_tokens=4096, command_s=10, episode_s=120),
         slip_rate=slip_rate,
     )
+
+
+def spec(name: str = "tool_json", layout: str = "solo", effort: int = 50, **more: object) -> EpisodeSpec:
+    provenance = Provenance.model_validate(
+        {"policy": "blueprint", "scaffold": name, "layout": layout, "effort": effort, "repeat": 0, "seed": 11} | more
+    )
+    return EpisodeSpec(
+        task_id="task_shout", provenance=provenance, max_turns=None, max_reply_tokens=512, prefix_seed=11
+    )
+
+
+def blueprint_maker(wanted: EpisodeSpec, task: Task, shared) -> BlueprintPolicy:
+    return BlueprintPolicy(wanted, task, scaffold(wanted.provenance.scaffold), shared)
+
+
+def play_group(
+    specs: Sequence[EpisodeSpec], task: Task, maker: PolicyMaker, open_pool: Callable[[], SandboxPool], slots: int = 64
+) -> list[Episode]:
+    """The episodes of one group, as they end, in a pool of their own."""
+
+    async def run() -> list[Episode]:
+        pool, ended = open_pool(), []
+        try:
+            ground = Ground(task, maker, pool, Limits(), asyncio.Semaphore(slots))
+            await run_group(specs, ground, ended.append)
+        finally:
+            await pool.close()
+        return ended
+
+    return asyncio.run(run())
+
+
+def timeless(episode: Episode) -> Episode:
+    """Without what the clock and the infrastructure decide."""
+    trajectories = [
+        t.model_copy(update={"turns": [turn.model_copy(update={"command_s": None}) for turn in t.turns]})
+        for t in episode.trajectories
+    ]
+    clock = {"trajectories": trajectories, "started_at": None, "wall_s": None, "attempts": 1}
+    return episode.model_copy(update=clock)

@@ -1,41 +1,37 @@
 """Whole episodes in real sandboxes: blueprint and scripted policies, scaffolds, layouts, and what goes wrong."""
 
-import asyncio
 import json
 from dataclasses import replace
 from itertools import product
 
 import pytest
-from swarm_tasks import bash, shout_task, step
+from swarm_tasks import bash, blueprint_maker, play_group, shout_task, spec, step, timeless
 
-from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.pool import Pool
 from agents.scaffolds import SCAFFOLDS, scaffold
-from agents.swarm.blueprint import BlueprintPolicy
-from agents.swarm.episode import run_episode
 from agents.swarm.loop import MAX_OBSERVATION, clip
 from agents.swarm.policy import Agent, Policy, Reply, ScriptedPolicy
 from agents.swarm.spec import EpisodeSpec
-from schemas.episode import Episode, Provenance, Trajectory
+from schemas.episode import Episode, Trajectory
 from schemas.errors import ContextFull, EngineUnavailable
 from schemas.task import Action, Task
 
 CELLS = list(product(SCAFFOLDS, ("solo", "team"), (50, 75, 100)))
 
 
-def spec(name: str = "tool_json", layout: str = "solo", effort: int = 50, **more) -> EpisodeSpec:
-    provenance = Provenance.model_validate(
-        {"policy": "blueprint", "scaffold": name, "layout": layout, "effort": effort, "repeat": 0, "seed": 11} | more
-    )
-    return EpisodeSpec(task_id="task_shout", provenance=provenance, max_turns=None, max_reply_tokens=512)
+def native() -> Pool:
+    return Pool(NativeFactory(accept_process_memory_limit=True))
 
 
 def play(wanted: EpisodeSpec, policy: Policy, task: Task | None = None) -> Episode:
-    return asyncio.run(run_episode(wanted, task or shout_task(), policy, NativeFactory(), Limits()))
+    (episode,) = play_group([wanted], task or shout_task(), lambda *_: policy, native)
+    return episode
 
 
 def blueprint(wanted: EpisodeSpec, task: Task) -> Episode:
-    return play(wanted, BlueprintPolicy(wanted, task, scaffold(wanted.provenance.scaffold)), task)
+    (episode,) = play_group([wanted], task, blueprint_maker, native)
+    return episode
 
 
 def written(name: str, *actions: Action) -> list[str]:
@@ -67,14 +63,6 @@ def test_the_blueprint_solves_its_task_in_every_cell(name: str, layout: str, eff
 
 
 def test_equal_specs_give_equal_records_but_for_the_clock() -> None:
-    def timeless(episode: Episode) -> str:
-        trajectories = [
-            t.model_copy(update={"turns": [turn.model_copy(update={"command_s": None}) for turn in t.turns]})
-            for t in episode.trajectories
-        ]
-        clock = {"trajectories": trajectories, "started_at": None, "wall_s": None}
-        return episode.model_copy(update=clock).model_dump_json()
-
     wanted, task = spec("bash_minimal", "team", 100), shout_task(0.5)
     assert timeless(blueprint(wanted, task)) == timeless(blueprint(wanted, task))
 
