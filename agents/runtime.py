@@ -15,6 +15,7 @@ from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
 from agents.sandbox.node.client import Nodes
 from agents.sandbox.pool import Pool, PoolSettings
+from agents.sandbox.signals import allow_open_files
 from agents.scaffolds import scaffold
 from agents.swarm.blueprint import BlueprintPolicy
 from agents.swarm.episode import Ground
@@ -50,6 +51,7 @@ def open_pool(config: RunConfig) -> Pool | Nodes:
     if settings.nodes:
         # Replicas must not all ask the same node first.
         return Nodes(settings.nodes, os.environ.get(settings.nodes_token_env), seed=secrets.randbits(31))
+    allow_open_files()
     factory = NativeFactory(accept_process_memory_limit=settings.accept_process_memory_limit)
     # A sandbox whose agent waits for its model is idle and in use: its lifetime alone bounds that.
     return Pool(factory, PoolSettings(max_live=settings.max_live, spares=settings.spares, idle_s=settings.lifetime_s))
@@ -100,6 +102,7 @@ class Runtime:
         seen = self.pool.metrics()
         return {
             "created": seen.created,
+            "peak": seen.peak,
             "reclaimed": seen.reclaimed,
             "refused": dict(seen.refused),
             "deaths": dict(seen.deaths),

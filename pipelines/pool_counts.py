@@ -55,7 +55,7 @@ def read(run: RunFolder) -> dict[str, Any] | None:
 def line(counts: Mapping[str, Any]) -> str:
     """One line of words."""
     held = ", ".join(f"{priority} {seconds:g} s" for priority, seconds in counts["held_s"].items() if seconds)
-    parts = [f"{counts['created']} created", f"held {held or '0 s'}"]
+    parts = [f"{counts['created']} created", f"at most {counts['peak']} at once", f"held {held or '0 s'}"]
     for name in ("deaths", "refused"):
         some = ", ".join(f"{cause} {number}" for cause, number in counts[name].items())
         parts.append(f"{name}: {some or 'none'}")

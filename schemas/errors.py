@@ -61,8 +61,11 @@ class SandboxRefused(SandboxError):
     """No room for a sandbox now. `cause` is one word for metrics, the message says what was measured."""
 
     def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(cause, message)
         self.cause = cause
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class SandboxDied(SandboxError):

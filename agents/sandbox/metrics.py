@@ -19,6 +19,8 @@ class Metrics:
     live: Mapping[Priority, int]
     """Leased now, those being closed included."""
     queued: Mapping[Priority, int]
+    peak: int
+    """Most that were leased at once."""
     making: int
     """Being made now, for leases and spares."""
     spares: int
@@ -43,6 +45,7 @@ class Tally:
     """The counts behind Metrics that only grow. Times are those of the pool's event loop."""
 
     created: int = 0
+    peak: int = 0
     recent: deque[float] = field(default_factory=deque)
     """When sandboxes were made, within the window."""
     first: float = 0.0
@@ -70,6 +73,7 @@ class Tally:
         return Metrics(
             live={priority: sum(priority == other for other, _ in leased) for priority in waiting},
             queued={priority: len(times) for priority, times in waiting.items()},
+            peak=self.peak,
             making=making,
             spares=spares,
             created=self.created,

@@ -158,6 +158,7 @@ class Pool:
             raise
         held.since = held.used = loop.time()
         self._live[held] = None
+        self._tally.peak = max(self._tally.peak, len(self._live))
         self._made()
         if self._shutting is not None:
             await asyncio.shield(self._end(held, SandboxDied("the sandbox is gone: never leased"), "closed"))

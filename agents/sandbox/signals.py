@@ -137,6 +137,12 @@ class Signals:
         return file
 
 
+def allow_open_files() -> None:
+    """Raise this process's soft limit of open files to its hard one: each live sandbox takes a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def own_groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
     """Folders of the group of this process and of those above it, version 1 or 2. In a container some may not exist."""
     membership = proc / "self" / "cgroup"

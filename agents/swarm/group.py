@@ -1,9 +1,8 @@
-"""Runs the repeats of one group: played alone, or from forks of what they share. Called by `agents.runtime`.
+"""Runs the repeats of one group: each alone, or from forks of the rounds that they share. Called by `agents.runtime`.
 
 Shared rounds are played once, by the policy of repeat 0, then the sandbox is sealed and every repeat goes on in a fork
-of its files. With none to share, the prepared workspace is what is forked. What the infrastructure loses is begun again
-from the start in another sandbox, shared rounds included; as the specs are the same, so is what happens, as far as the
-policy is deterministic.
+of its files. What the infrastructure loses is begun again from the start in another sandbox, shared rounds included; as
+the specs are the same, so is what happens, as far as the policy is deterministic.
 """
 
 import asyncio
@@ -44,22 +43,31 @@ async def run_group(
 
 
 async def _begin(specs: Sequence[EpisodeSpec], ground: Ground, finish: Callable[[EpisodeSpec, Play], None]) -> None:
-    first, rounds = specs[0], specs[0].provenance.branch_after
-    alone = len(specs) == 1 and not rounds
-    spec = first if alone else first.prefix
-    async with ground.slots:
-        play = Play(Rounds(spec, ground.task))
-        policy = ground.policy(spec, ground.task, {})
-        snapshot = await go_on(play, policy, open_prepared(ground, spec), ground.task, None if alone else rounds)
-    if snapshot is None:
-        # It has ended, and when it was the prefix of several, then for all of them.
+    rounds = specs[0].provenance.branch_after
+    if not rounds:
+        await together(_alone(spec, ground, finish) for spec in specs)
+        return
+    play, snapshot = await _start(specs[0].prefix, ground, rounds)
+    if snapshot is None:  # it has ended, so for all of them
         for spec in specs:
-            finish(spec, play if alone else play.branch())
+            finish(spec, play.branch())
         return
     try:
         await together(_repeat(spec, play.branch(), snapshot, ground, finish) for spec in specs)
     finally:
         await snapshot.close()
+
+
+async def _start(spec: EpisodeSpec, ground: Ground, rounds: int | None) -> tuple[Play, Snapshot | None]:
+    play = Play(Rounds(spec, ground.task))
+    async with ground.slots:
+        policy = ground.policy(spec, ground.task, {})
+        return play, await go_on(play, policy, open_prepared(ground, spec), ground.task, rounds)
+
+
+async def _alone(spec: EpisodeSpec, ground: Ground, finish: Callable[[EpisodeSpec, Play], None]) -> None:
+    play, _ = await _start(spec, ground, None)
+    finish(spec, play)
 
 
 async def _repeat(

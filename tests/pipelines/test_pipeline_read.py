@@ -195,9 +195,10 @@ def test_what_sandboxes_cost_is_shown_where_there_is_something(run: RunFolder) -
 
 
 def test_what_pools_counted_is_added_up_and_shown_in_one_line(run: RunFolder) -> None:
-    one = {"created": 3, "reclaimed": 0, "refused": {}, "deaths": {"crashed": 1}, "held_s": {"latency": 1.5}}
+    one = {"created": 3, "peak": 2, "reclaimed": 0, "refused": {}, "deaths": {"crashed": 1}, "held_s": {"latency": 1.5}}
     two = {
         "created": 4,
+        "peak": 1,
         "reclaimed": 1,
         "refused": {"memory": 2},
         "deaths": {"crashed": 1},
@@ -213,10 +214,10 @@ def test_what_pools_counted_is_added_up_and_shown_in_one_line(run: RunFolder) ->
     assert not run.pool_counts.exists()
     counts = pool_counts.read(run)
     assert counts == {
-        "created": 7, "reclaimed": 1, "refused": {"memory": 2}, "deaths": {"crashed": 2},
+        "created": 7, "peak": 3, "reclaimed": 1, "refused": {"memory": 2}, "deaths": {"crashed": 2},
         "held_s": {"latency": 1.5, "background": 2},
     }  # fmt: skip
     assert sections(run)["episodes"].note.splitlines()[-1] == (
-        "sandboxes of the rollout: 7 created; held background 2 s, latency 1.5 s; deaths: crashed 2; "
-        "refused: memory 2; reclaimed: 1"
+        "sandboxes of the rollout: 7 created; at most 3 at once; held background 2 s, latency 1.5 s; "
+        "deaths: crashed 2; refused: memory 2; reclaimed: 1"
     )

@@ -208,7 +208,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i PATH="$PATH" HOME
 """
 
 
-SAME = "depth or chain or 200 or 1023 or round_trip or environment or flood or sparse or stdin or cannot_start or zombies"
+SAME = "depth or chain or 200 or 1023 or round_trip or environment or sparse or stdin or cannot_start or zombies"
 """Takes long, and has nothing to do with user ids."""
 
 

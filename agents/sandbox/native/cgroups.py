@@ -23,7 +23,7 @@ LATENCY_WEIGHT = 1000
 """Of all latency-sensitive sandboxes together, beside 100 for anything else on the host."""
 SHARES = 1024 / 100
 """cpu.shares of version 1 for each unit of cpu.weight of version 2."""
-OPTIONAL = {"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.idle"}
+OPTIONAL = {"memory.kmem.tcp.limit_in_bytes", "memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.idle"}
 """Absent on kernels that do not account for swap, or older than 5.15."""
 
 _numbers = itertools.count()
@@ -111,8 +111,8 @@ def create(where: Cgroups, limits: Limits, priority: Priority) -> Group:
     memory = (limits.memory_mb + disk_mb(limits)) * MIB
     pids = {"pids.max": limits.processes + OWN_PROCESSES}
     if where.version == 1:
-        both = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
-        settings = [(where.parents[0], both), (where.parents[1], pids)]
+        names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
+        settings = [(where.parents[0], dict.fromkeys(names, memory)), (where.parents[1], pids)]
         if where.cpu:
             settings.append((where.cpu, {"cpu.shares": max(2, round(limits.cpu_weight * SHARES))}))
     else:

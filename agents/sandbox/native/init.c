@@ -45,7 +45,7 @@ static void drop_rights(void) {
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (syscall(__NR_capset, &head, none) < 0)
         give_up("capset", 126);
-    set_limit(RLIMIT_CORE, 0);
+    set_limit(RLIMIT_SIGPENDING, 256); /* the kernel counts them against the user who made the namespace too */
     set_limit(RLIMIT_AS, hot.limits.memory);
     set_limit(RLIMIT_FSIZE, hot.limits.file);
     set_limit(RLIMIT_NOFILE, hot.limits.open_files);
@@ -198,25 +198,28 @@ static int kill_below(pid_t top) {
 
 /* Ends a command and whatever it started. Its supervisor ends by itself when nothing is left below it. */
 static void kill_command(uint32_t id) {
+    pid_t top = 0;
+    int running = 0, status;
     for (int i = 0; i < MAX_COMMANDS; i++) {
-        pid_t top = hot.commands[i].pid;
-        if (!top || hot.commands[i].id != id)
-            continue;
-        for (int pass = 0; pass < 200; pass++) {
-            int status;
-            kill_below(top);
-            for (int wait = 0; wait < 5; wait++) {
-                pid_t ended = waitpid(top, &status, WNOHANG);
-                if (ended == top) {
-                    note_end(top, status);
-                    return;
-                }
-                nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);
-            }
-        }
-        kill_everything(); /* it forks faster than a second of passes could end it */
-        return;
+        running += hot.commands[i].pid != 0;
+        if (hot.commands[i].pid && hot.commands[i].id == id)
+            top = hot.commands[i].pid;
     }
+    if (!top)
+        return;
+    for (int pass = 0; running > 1 && pass < 200; pass++) {
+        kill_below(top);
+        for (int wait = 0; wait < 5; wait++) {
+            if (waitpid(top, &status, WNOHANG) == top) {
+                note_end(top, status);
+                return;
+            }
+            nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);
+        }
+    }
+    /* It runs alone, so that everything in here is its own and one call ends even what forks all the time; or it forks
+     * faster than a second of passes could end it. */
+    kill_everything();
 }
 
 /* ---- requests ----------------------------------------------------------------------------------------------------- */

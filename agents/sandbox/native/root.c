@@ -114,7 +114,8 @@ static void build_step(const char *step) {
         write_file(path, next_field());
     } else if (!strcmp(step, "tmpfs")) {
         const char *path = next_field();
-        MUST(path, mount("tmpfs", path, "tmpfs", NOSUID | NODEV, next_field()));
+        /* Read-only: all sandboxes see this one, and without root an agent would own it. */
+        MUST(path, mount("tmpfs", path, "tmpfs", RDONLY | NOSUID | NODEV, next_field()));
     } else if (!strcmp(step, "env")) {
         int i = 0;
         while (environment[i])

@@ -52,9 +52,24 @@ static const int refused_calls[] = {
     __NR_open_tree_attr,
 #endif
 #ifdef __x86_64__
-    __NR_iopl, __NR_ioperm, __NR_modify_ldt,
+    __NR_iopl, __NR_ioperm, __NR_modify_ldt, __NR_ustat, __NR_sysfs, __NR_uselib,
 #endif
+    /* counted for the whole host (aio), or against the user who makes the sandboxes too (inotify, which moreover tells
+     * what others do with the files of /usr): one sandbox could use them up for all */
+    __NR_io_setup, __NR_inotify_init1,
+#ifdef __NR_inotify_init
+    __NR_inotify_init,
+#endif
+    /* by number, which is the same on every machine: headers may be older than the kernel */
+    448 /* process_mrelease */, 450 /* set_mempolicy_home_node */, 457 /* statmount */, 458 /* listmount */,
+    467 /* open_tree_attr */,
 };
+/* Extended attributes: overlayfs takes user.overlay.* in a layer for its own marks, and a fork would miss files. */
+static const int unsupported_calls[] = {__NR_setxattr, __NR_lsetxattr, __NR_fsetxattr, 463 /* setxattrat */};
+/* Flushing the host's disks: nothing in here lies on one. */
+static const int ignored_calls[] = {__NR_sync, __NR_syncfs};
+/* In an idle sandbox: without a cpu cgroup the kernel may schedule each session as a group of full weight. */
+static const int ignored_when_idle[] = {__NR_setsid};
 
 #define NEW_NAMESPACES \
     (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
@@ -64,9 +79,18 @@ static const int refused_calls[] = {
 #define RETURN(action) BPF_STMT(BPF_RET | BPF_K, (action))
 #define FAIL_WITH(code) RETURN(SECCOMP_RET_ERRNO | (code))
 
-enum { CALLS = sizeof refused_calls / sizeof *refused_calls, HEAD = 64 };
-static struct sock_filter filter[HEAD + 2 * CALLS + 1];
+enum { CALLS = sizeof refused_calls / sizeof *refused_calls, HEAD = 112,
+       LISTED = CALLS + (sizeof unsupported_calls + sizeof ignored_calls + sizeof ignored_when_idle) / sizeof(int) };
+static struct sock_filter filter[HEAD + 2 * LISTED + 1];
 static struct sock_fprog program = {.filter = filter};
+
+static struct sock_filter *add_calls(struct sock_filter *at, const int *calls, int count, int error) {
+    for (int i = 0; i < count; i++) {
+        *at++ = (struct sock_filter)IF_EQ(calls[i], 0, 1);
+        *at++ = (struct sock_filter)FAIL_WITH(error);
+    }
+    return at;
+}
 
 /* Once, in the zygote: PID 1s only read it. */
 static void prepare_filter(void) {
@@ -84,9 +108,48 @@ static void prepare_filter(void) {
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NEW_NAMESPACES, 0, 1),
         FAIL_WITH(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        IF_EQ(__NR_prlimit64, 0, 4), /* of itself only: PID 1 may have the same uid on a rootless host */
+        IF_EQ(__NR_prlimit64, 0, 11), /* of itself only: PID 1 may have the same uid on a rootless host */
         LOAD(ARG(0)),
         IF_EQ(0, 1, 0),
+        FAIL_WITH(EPERM),
+        LOAD(ARG(1)),
+        IF_EQ(RLIMIT_CORE, 0, 5), /* stays 1: see give_up_rights */
+        LOAD(ARG(2)),
+        IF_EQ(0, 0, 2),
+        LOAD(ARG(2) + 4),
+        IF_EQ(0, 1, 0),
+        FAIL_WITH(0),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_setrlimit, 0, 4),
+        LOAD(ARG(0)),
+        IF_EQ(RLIMIT_CORE, 0, 1),
+        FAIL_WITH(0),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_prctl, 0, 4), /* a core scheduling tag of its own would keep everybody else off its hyperthreads */
+        LOAD(ARG(0)),
+        IF_EQ(62 /* PR_SCHED_CORE */, 0, 1),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_fcntl, 0, 4), /* dnotify: see inotify */
+        LOAD(ARG(1)),
+        IF_EQ(1026 /* F_NOTIFY */, 0, 1),
+        FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_mmap, 0, 4), /* the host's huge pages belong to somebody */
+        LOAD(ARG(3)),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 0x40000 /* MAP_HUGETLB */, 0, 1),
+        FAIL_WITH(ENOMEM),
+        RETURN(SECCOMP_RET_ALLOW),
+#ifdef __NR_mknod
+        IF_EQ(__NR_mknod, 0, 2),
+        LOAD(ARG(1)),
+        BPF_JUMP(BPF_JMP | BPF_JA, 2, 0, 0),
+#endif
+        IF_EQ(__NR_mknodat, 0, 6), /* 0:0 may be made by anybody: overlayfs takes it for a deletion */
+        LOAD(ARG(2)),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0170000),
+        IF_EQ(0020000, 1, 0),
+        IF_EQ(0060000, 0, 1),
         FAIL_WITH(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         IF_EQ(__NR_personality, 0, 5),
@@ -102,25 +165,32 @@ static void prepare_filter(void) {
         FAIL_WITH(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         IF_EQ(__NR_socketpair, 1, 0),
-        IF_EQ(__NR_socket, 0, 10),
+        IF_EQ(__NR_socket, 0, 16),
         LOAD(ARG(0)),
-        IF_EQ(1, 7, 0), /* AF_UNIX */
+        IF_EQ(1, 13, 0), /* AF_UNIX */
         IF_EQ(2, 2, 0), /* AF_INET: loopback is all there is in this network namespace */
         IF_EQ(10, 1, 0), /* AF_INET6 */
         FAIL_WITH(EAFNOSUPPORT), /* netlink, packet, vsock and the rest */
         LOAD(ARG(1)),
         BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xf),
-        IF_EQ(3, 0, 1), /* SOCK_RAW */
-        FAIL_WITH(EPERM),
+        IF_EQ(1, 2, 0), /* SOCK_STREAM */
+        IF_EQ(2, 1, 0), /* SOCK_DGRAM */
+        FAIL_WITH(EPERM), /* raw */
+        LOAD(ARG(2)), /* TCP and UDP: asking for another protocol can load its module on the host */
+        IF_EQ(0, 3, 0),
+        IF_EQ(6, 2, 0),
+        IF_EQ(17, 1, 0),
+        FAIL_WITH(EPROTONOSUPPORT),
         RETURN(SECCOMP_RET_ALLOW),
     };
     _Static_assert(sizeof head <= HEAD * sizeof *head, "HEAD");
     memcpy(filter, head, sizeof head);
     struct sock_filter *at = filter + sizeof head / sizeof *head;
-    for (int i = 0; i < CALLS; i++) {
-        *at++ = (struct sock_filter)IF_EQ(refused_calls[i], 0, 1);
-        *at++ = (struct sock_filter)FAIL_WITH(EPERM);
-    }
+    at = add_calls(at, refused_calls, CALLS, EPERM);
+    at = add_calls(at, unsupported_calls, sizeof unsupported_calls / sizeof(int), EOPNOTSUPP);
+    at = add_calls(at, ignored_calls, sizeof ignored_calls / sizeof(int), 0);
+    if (hot.limits.idle)
+        at = add_calls(at, ignored_when_idle, 1, 0);
     *at++ = (struct sock_filter)RETURN(SECCOMP_RET_ALLOW);
     program.len = at - filter;
 }

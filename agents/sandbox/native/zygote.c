@@ -24,7 +24,7 @@
 
 #include "seccomp.h"
 
-enum { PROC = 1, NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWCGROUP };
+enum { PROC = 1, NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWUTS };
 /* Host ids for sandboxes on a host where we may choose: above everything that systemd, subuid and people hand out, plus
  * the process id of PID 1, so that no two live sandboxes share the kernel's per-user quotas. Forks keep their parent's,
  * who owns the files below them. */
@@ -43,6 +43,8 @@ static void raise_loopback(void) {
 static void give_up_rights(void) {
     for (int capability = 0; prctl(PR_CAPBSET_READ, capability) >= 0; capability++)
         MUST("bounding set", prctl(PR_CAPBSET_DROP, capability));
+    /* Where cores are piped to a program of the host, the kernel ignores a limit of 0; 1 is its word for never. */
+    MUST("RLIMIT_CORE", setrlimit(RLIMIT_CORE, &(struct rlimit){1, 1}));
     MUST("no_new_privs", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     /* Nobody in here may look into PID 1 or its supervisors, even with the same id. */
     MUST("undumpable", prctl(PR_SET_DUMPABLE, 0));
@@ -67,6 +69,7 @@ static void become_init(int go, const int *descriptors, int groups, int layers) 
     if (read(go, &byte, 1) != 1)
         _exit(1);
     close(go);
+    MUST("new cgroup namespace", unshare(CLONE_NEWCGROUP)); /* after joining, so that its group is the root it sees */
     int can_fork = build_files(descriptors + 1 + groups, layers);
     MUST("sethostname", sethostname("sandbox", 7));
     raise_loopback();

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import socket
 
 import uvicorn
@@ -13,7 +12,7 @@ from agents.sandbox.native.host import NativeFactory
 from agents.sandbox.node.link import KEPT_S
 from agents.sandbox.node.server import make_app
 from agents.sandbox.pool import PoolSettings
-from agents.sandbox.signals import Signals
+from agents.sandbox.signals import Signals, allow_open_files
 from schemas.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -39,8 +38,7 @@ def serve(
     host: str, port: int, settings: PoolSettings, token: str | None, *, accept_process_memory_limit: bool = False
 ) -> None:
     """Serve until SIGTERM or SIGINT, then end every sandbox. Raises SandboxUnsupported on a host that makes none."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # by default 1024 are allowed, too few for 2,500 sandboxes
+    allow_open_files()
     factory = NativeFactory(accept_process_memory_limit=accept_process_memory_limit)
     asyncio.run(_serve(host, port, settings, token, factory))
 
