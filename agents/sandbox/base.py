@@ -143,7 +143,7 @@ class SandboxPool(Protocol):
         ...
 
     async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> Sandbox:
-        """As `lease`, with the snapshot's files. Of many nodes the snapshot's must do it: SandboxRefused when it is full."""
+        """As `lease`, with the snapshot's files. SandboxRefused when the node that has them is full."""
         ...
 
     async def close(self) -> None:
