@@ -12,6 +12,9 @@ import pytest
 from agents.sandbox.base import Limits
 from agents.sandbox.native import build, cgroups
 from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.native.sandbox import NativeSandbox
+from agents.sandbox.native.zygote import Zygote
+from agents.sandbox.topology import NumaNode
 from schemas.errors import SandboxUnsupported
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -79,6 +82,9 @@ OPEN = """
 import asyncio
 from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.native.sandbox import NativeSandbox
+from agents.sandbox.native.zygote import Zygote
+from agents.sandbox.topology import NumaNode
 from schemas.errors import SandboxUnsupported
 async def main():
     factory = NativeFactory(accept_process_memory_limit=True)
@@ -182,6 +188,47 @@ def test_left_over_cgroups_are_swept():
     cgroups.Group(tuple(folder / "99999" for folder in classes)).remove()
     cgroups.remove_classes(where)
     assert not any(folder.exists() for folder in classes)
+
+
+# ---- NUMA
+
+
+def test_a_zygote_of_a_numa_node_keeps_its_sandboxes_there():
+    """On one processor of the node that every host has; that a host has several is for test_topology to make up."""
+    code = (
+        "import os; os.sched_setaffinity(0, range(os.cpu_count()));"
+        "print(*os.sched_getaffinity(0)); print('prefer' in open('/proc/self/numa_maps').readline())"
+    )
+    last = max(os.sched_getaffinity(0))
+
+    async def main():
+        zygote = Zygote(NumaNode(0, (last,), 1000), "latency", lambda _: None)
+        try:
+            await zygote.start(build.zygote())
+            box = NativeSandbox(Limits(), "latency", cgroups.Group())
+            await box.start(zygote)
+            done = await box.run(["python3", "-c", code])
+            await box.close()
+            return done
+        finally:
+            await zygote.close()
+
+    done = asyncio.run(main())
+    if b"numa_maps" in done.stderr:
+        pytest.skip("this kernel has no NUMA")
+    assert done.stdout.split() == [str(last).encode(), b"True"], done
+
+
+def test_a_numa_node_that_is_not_there_is_said_to_be_so():
+    async def main():
+        zygote = Zygote(NumaNode(1000, (0,), 1000), "latency", lambda _: None)
+        try:
+            with pytest.raises(SandboxUnsupported, match="NUMA node"):
+                await zygote.start(build.zygote())
+        finally:
+            await zygote.close()
+
+    asyncio.run(main())
 
 
 # ---- rootless

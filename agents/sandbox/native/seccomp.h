@@ -70,6 +70,8 @@ static const int unsupported_calls[] = {__NR_setxattr, __NR_lsetxattr, __NR_fset
 static const int ignored_calls[] = {__NR_sync, __NR_syncfs};
 /* In an idle sandbox: without a cpu cgroup the kernel may schedule each session as a group of full weight. */
 static const int ignored_when_idle[] = {__NR_setsid};
+/* In a sandbox of one NUMA node: its processors are the only ones it may have. */
+static const int ignored_when_bound[] = {__NR_sched_setaffinity};
 
 #define NEW_NAMESPACES \
     (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
@@ -80,7 +82,7 @@ static const int ignored_when_idle[] = {__NR_setsid};
 #define FAIL_WITH(code) RETURN(SECCOMP_RET_ERRNO | (code))
 
 enum { CALLS = sizeof refused_calls / sizeof *refused_calls, HEAD = 112,
-       LISTED = CALLS + (sizeof unsupported_calls + sizeof ignored_calls + sizeof ignored_when_idle) / sizeof(int) };
+       LISTED = CALLS + (sizeof unsupported_calls + sizeof ignored_calls + sizeof ignored_when_idle + sizeof ignored_when_bound) / sizeof(int) };
 static struct sock_filter filter[HEAD + 2 * LISTED + 1];
 static struct sock_fprog program = {.filter = filter};
 
@@ -93,7 +95,7 @@ static struct sock_filter *add_calls(struct sock_filter *at, const int *calls, i
 }
 
 /* Once, in the zygote: PID 1s only read it. */
-static void prepare_filter(void) {
+static void prepare_filter(int bound) {
     const struct sock_filter head[] = {
         LOAD(offsetof(struct seccomp_data, arch)),
         IF_EQ(NATIVE_ARCH, 1, 0),
@@ -191,6 +193,8 @@ static void prepare_filter(void) {
     at = add_calls(at, ignored_calls, sizeof ignored_calls / sizeof(int), 0);
     if (hot.limits.idle)
         at = add_calls(at, ignored_when_idle, 1, 0);
+    if (bound)
+        at = add_calls(at, ignored_when_bound, 1, 0);
     *at++ = (struct sock_filter)RETURN(SECCOMP_RET_ALLOW);
     program.len = at - filter;
 }

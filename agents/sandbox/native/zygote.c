@@ -137,13 +137,13 @@ static void become_root(void) {
     MUST("gid_map", write_text(0, "gid_map", text));
 }
 
-/* The processors, and the memory, of one NUMA node: "1" and "4,5,6,7". Nothing to do where the list is empty. */
-static void bind_to_node(unsigned node, char *list) {
+/* The processors, and the memory, of one NUMA node: "1" and "4,5,6,7". False, and nothing done, where the list is empty. */
+static int bind_to_node(unsigned node, char *list) {
     cpu_set_t cpus;
     unsigned long nodes[16] = {0}; /* of 1,024 nodes, what the kernel is built for at most */
     CPU_ZERO(&cpus);
     if (!*list)
-        return;
+        return 0;
     for (char *part = strtok(list, ","); part; part = strtok(NULL, ","))
         CPU_SET(atoi(part), &cpus);
     MUST("processors of the NUMA node", sched_setaffinity(0, sizeof cpus, &cpus));
@@ -152,6 +152,7 @@ static void bind_to_node(unsigned node, char *list) {
     nodes[node / (8 * sizeof *nodes)] |= 1UL << node % (8 * sizeof *nodes);
     /* Preferred, not bound: a full node takes from its neighbour and does not kill. */
     MUST("memory of the NUMA node", syscall(__NR_set_mempolicy, 1 /* MPOL_PREFERRED */, nodes, sizeof nodes * 8));
+    return 1;
 }
 
 static void read_limits(void) {
@@ -215,7 +216,7 @@ int main(void) {
     /* When the machine runs out of memory, sandboxes go before their host. */
     MUST("oom_score_adj", write_text(0, "oom_score_adj", "500"));
     unsigned node = atoi(next_field());
-    bind_to_node(node, next_field());
+    int bound = bind_to_node(node, next_field());
     hot.limits.idle = atoi(next_field());
     /* One tag for all sandboxes of this priority: the kernel then keeps others off their sibling hyperthreads. */
     /* Where sessions are scheduled as groups (and no cgroup says otherwise) an idle one must be told so as a whole. */
@@ -228,7 +229,7 @@ int main(void) {
     /* One IPC namespace for all, in which the filter lets nobody make or reach anything. One each would keep a file system
      * each, and the kernel's books for a memory cgroup grow with the number of file systems. */
     MUST("new IPC namespace", unshare(CLONE_NEWIPC));
-    prepare_filter();
+    prepare_filter(bound);
     build_root();
     tell(SOCKET, READY, 0, tagged, 0, "", -1);
     while ((size = receive())) {
