@@ -39,7 +39,7 @@ def _compiler() -> Iterable[Check]:
 
 
 def _namespaces() -> Iterable[Check]:
-    """Switches by which hosts turn user namespaces off, named when they are set so; else how many there may be."""
+    """Switches by which hosts turn user namespaces off, named when they are set so."""
     for name, off in (
         ("user/max_user_namespaces", "0"),
         ("kernel/unprivileged_userns_clone", "0"),

@@ -1,8 +1,10 @@
 """How sandboxes end, whose doing it is said to be, and that nothing of them is left on the host."""
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +16,15 @@ import pytest
 from agents.sandbox.base import Limits
 from agents.sandbox.native import cgroups
 from agents.sandbox.native.host import NativeFactory
-from agents.sandbox.native.sandbox import _cause
-from schemas.errors import SandboxCrashed, SandboxDied, SandboxExpired, SandboxLost, SandboxUnsupported
+from agents.sandbox.native.sandbox import NativeSandbox, _cause
+from schemas.errors import (
+    SandboxCrashed,
+    SandboxDied,
+    SandboxError,
+    SandboxExpired,
+    SandboxLost,
+    SandboxUnsupported,
+)
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUSY = "for i in 1 2 3; do setsid sleep 9999 & done; trap '' TERM; nohup sleep 9998 > /dev/null 2>&1 & sleep 9997"
@@ -242,3 +251,144 @@ def test_a_killed_supervisor_leaves_nothing_but_cgroups_and_those_until_the_next
         cgroups.sweep(where)
         assert time.monotonic() < deadline, group_folders(supervisor.pid)
         time.sleep(0.01)
+
+
+# ---- what is cancelled, and what there is not enough of
+
+
+def children():
+    return {int(p) for p in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_cancelled_at_any_moment_an_open_leaves_nothing():
+    async def body(factory):
+        await factory.open(Limits())
+        before = children(), group_count(), descriptors()
+        for step in range(40):
+            opening = asyncio.ensure_future(factory.open(Limits()))
+            for _ in range(step):
+                await asyncio.sleep(0)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+        for delay in range(20):
+            opening = asyncio.ensure_future(factory.open(Limits()))
+            await asyncio.wait([opening], timeout=delay / 4000)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+        assert (children(), group_count(), descriptors()) == before
+
+    def group_count():
+        return sum(len([p for p in folder.iterdir() if p.is_dir()]) for folder in group_folders(os.getpid()))
+
+    with_factory(body)
+
+
+def test_a_factory_closed_while_it_opens_makes_no_more():
+    async def main():
+        factory = NativeFactory(accept_process_memory_limit=True)
+        opening = [asyncio.ensure_future(factory.open(Limits())) for _ in range(10)]
+        await opening[0]
+        more = [asyncio.ensure_future(factory.open(Limits(), "background")) for _ in range(3)]
+        await factory.close()
+        ended = await asyncio.gather(*opening[1:], *more, return_exceptions=True)
+        assert not any(isinstance(box, NativeSandbox) and box.alive for box in ended)
+        assert all(isinstance(error, SandboxError) for error in ended if not isinstance(error, NativeSandbox)), ended
+        await factory.close()
+        return children()
+
+    before = children()
+    assert asyncio.run(main()) == before
+    assert not group_folders(os.getpid())
+
+
+def test_a_sandbox_that_hears_nothing_is_lost_and_closes():
+    async def body(factory):
+        box = await factory.open(Limits())
+        box._answer_s = 1.0
+        os.kill(box.pid, signal.SIGSTOP)
+        big = "true " + "x" * 100_000
+        running = [asyncio.ensure_future(box.run(big, timeout_s=0.2)) for _ in range(8)]
+        for task in running:
+            with pytest.raises(SandboxLost, match="no answer"):
+                await task
+        await box.close()
+        assert not below([box.pid])
+        other = await factory.open(Limits())
+        assert (await other.run("echo well")).stdout == b"well\n"
+
+    with_factory(body)
+
+
+def test_all_who_seal_get_the_same_files():
+    async def body(factory):
+        box = await factory.open(Limits())
+        if not box.can_fork:
+            pytest.skip("this kernel cannot fork files (Linux 6.15)")
+        await box.put({"a": b"1"})
+        first = asyncio.ensure_future(box.seal())
+        await asyncio.sleep(0)
+        first.cancel()
+        snapshots = await asyncio.gather(box.seal(), box.seal())
+        for snapshot in snapshots:
+            assert await (await factory.fork(snapshot)).collect(["a"]) == {"a": b"1"}
+
+    with_factory(body)
+
+
+def test_without_descriptors_it_fails_typed_and_leaves_nothing():
+    async def main():
+        factory = NativeFactory(accept_process_memory_limit=True)
+        boxes = [await factory.open(Limits()) for _ in range(3)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))
+        held = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            for attempt in (factory.open(Limits()), boxes[0].run("true"), boxes[0].collect(["a"]), boxes[0].seal()):
+                with pytest.raises(SandboxError):
+                    await attempt
+            os.kill(boxes[1].pid, signal.SIGKILL)
+            with pytest.raises(SandboxLost):
+                await boxes[1].kill_all()
+            await factory.close()
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return children()
+
+    before = children()
+    assert asyncio.run(main()) == before
+    assert not group_folders(os.getpid())
+
+
+def test_a_zygote_that_ended_unnoticed_is_lost_not_closed():
+    async def body(factory):
+        await factory.open(Limits())
+        zygote = factory._zygotes[None, "latency"]
+        os.kill(zygote.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        with pytest.raises(SandboxLost, match="zygote"):
+            await factory.open(Limits())
+        assert (await (await factory.open(Limits())).run("echo new")).stdout == b"new\n"
+
+    with_factory(body)
+
+
+def test_groups_of_an_earlier_process_with_our_number_do_not_matter():
+    async def body(factory):
+        box = await factory.open(Limits())
+        if not factory.groups.version:
+            pytest.skip(f"no cgroups: {factory.groups.why}")
+        folder = box._group.folders[0]
+        following = folder.parent / str(int(folder.name) + 1)
+        following.mkdir()
+        other = await factory.open(Limits())
+        assert int(other._group.folders[0].name) == int(folder.name) + 2
+        following.rmdir()
+
+    with_factory(body)

@@ -86,7 +86,10 @@ def _compile(cc: str, sources: Path, target: Path) -> Path:
     complaints = ""
     for linking in LINKING:
         command = [cc, *WARNINGS, *linking, "-o", str(target), *map(str, sorted(sources.glob("*.c")))]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise SandboxUnsupported(f"{cc} took more than {error.timeout:g} s for the sandbox zygote") from error
         if done.returncode == 0:
             return target
         complaints = done.stderr.strip()

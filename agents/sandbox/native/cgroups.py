@@ -60,12 +60,22 @@ class Group:
         return opened
 
     def out_of_memory_kills(self) -> int:
-        """How many processes the kernel has killed in it for want of memory."""
-        for name in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError, IndexError):
-                fields = dict(line.split() for line in (self.folders[0] / name).read_text().splitlines())
-                return int(fields.get("oom_kill", 0))
-        return 0
+        """How many processes the kernel has killed in it because the sandbox, and not the host, was out of memory."""
+        if not self.folders:
+            return 0
+        kills = self._numbers("memory.events") or self._numbers("memory.oom_control")
+        most, limit = (self._numbers(f"memory.{name}_in_bytes").get("") for name in ("max_usage", "limit"))
+        # Version 1 does not count how often the limit was reached, but whether it was.
+        own = kills.get("oom", 0) or (most is not None and limit is not None and most >= limit - MIB)
+        return kills.get("oom_kill", 0) if own else 0
+
+    def _numbers(self, name: str) -> dict[str, int]:
+        """The lines `name number` of a file; a lone number has no name. Empty where there is no such file."""
+        try:
+            lines = (self.folders[0] / name).read_text().splitlines()
+        except OSError:
+            return {}
+        return {key: int(value) for key, _, value in (line.rpartition(" ") for line in lines)}
 
     def remove(self) -> None:
         """Remove the groups, whose processes are gone. Left-overs of a killed host are taken by `sweep`."""
@@ -106,7 +116,6 @@ def _passed_on(folder: Path) -> set[str]:
 
 def create(where: Cgroups, limits: Limits, priority: Priority) -> Group:
     """Make the groups of one sandbox, limits set. Raises OSError."""
-    number = str(next(_numbers))
     # tmpfs pages are charged to the group. They come on top, so that a full disk does not eat a command's memory.
     memory = (limits.memory_mb + disk_mb(limits)) * MIB
     pids = {"pids.max": limits.processes + OWN_PROCESSES}
@@ -119,12 +128,16 @@ def create(where: Cgroups, limits: Limits, priority: Priority) -> Group:
         weight = {"cpu.weight": limits.cpu_weight} if where.cpu else {}
         settings = [(where.parents[0], {"memory.max": memory, "memory.swap.max": 0} | pids | weight)]
     made: list[Path] = []
+    number = next(_numbers)
     try:
         for parent, values in settings:
-            folder = _class_folder(where, parent, priority) / number
+            folder = _class_folder(where, parent, priority) / str(number)
             folder.mkdir()
             made.append(folder)
             _write(folder, values)
+    except FileExistsError:  # left by an earlier process that had our number
+        Group(tuple(made)).remove()
+        return create(where, limits, priority)
     except OSError:
         Group(tuple(made)).remove()
         raise
@@ -151,7 +164,7 @@ def _class_folder(where: Cgroups, parent: Path, priority: Priority) -> Path:
 def _write(folder: Path, values: dict[str, int] | dict[str, str]) -> None:
     for key, value in values.items():
         if key not in OPTIONAL or (folder / key).exists():
-            # Without truncation: nobody but the kernel reads these, and it takes a write at once.
+            # One write, without truncation. (The kernel's files exist; O_CREAT is for the plain folders of tests.)
             descriptor = os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.write(descriptor, str(value).encode())

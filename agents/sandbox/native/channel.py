@@ -5,6 +5,8 @@ The message layout is `struct message` of sandbox.h. No thread and no select(): 
 
 import array
 import asyncio
+import contextlib
+import errno
 import os
 import socket
 import struct
@@ -17,6 +19,7 @@ from schemas.errors import SandboxDied
 HEAD = struct.Struct("=IIii")
 MAX_MESSAGE = 192 * 1024
 """Of sandbox.h; also under the kernel's default socket buffer."""
+POLL_S = 0.01
 
 
 class Op(IntEnum):
@@ -57,6 +60,8 @@ class Channel:
         self._on_message = on_message
         self._on_end = on_end
         self._sending = asyncio.Lock()
+        self._blocked: asyncio.Future[None] | None = None
+        """Of who waits for room in the other side's queue."""
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self._readable)
 
@@ -78,19 +83,30 @@ class Channel:
                 except OSError as error:
                     raise SandboxDied(f"the sandbox is gone: {error.strerror}") from error
 
+    def shutdown(self) -> None:
+        """Tell the other side that nothing more comes, which ends it, and go on listening."""
+        if self._socket.fileno() >= 0:
+            with contextlib.suppress(OSError):  # it has ended
+                self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Stop listening and close our end, which ends the other side too."""
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket.fileno())
+        number = self._socket.fileno()
+        if number >= 0:
+            self._loop.remove_reader(number)
+            if self._blocked is not None:
+                self._loop.remove_writer(number)
+                _wake(self._blocked)
             self._socket.close()
 
     async def _writable(self) -> None:
-        ready = self._loop.create_future()
+        self._blocked = self._loop.create_future()
         number = self._socket.fileno()
-        self._loop.add_writer(number, _wake, ready)
+        self._loop.add_writer(number, _wake, self._blocked)
         try:
-            await ready
+            await self._blocked
         finally:
+            self._blocked = None
             if self._socket.fileno() == number:
                 self._loop.remove_writer(number)
 
@@ -129,6 +145,10 @@ async def child_ended(pid: int) -> int | None:
         watch = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        return await _child_polled(pid)
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     loop.add_reader(watch, _wake, ended)
@@ -140,3 +160,15 @@ async def child_ended(pid: int) -> int | None:
     finally:
         loop.remove_reader(watch)
         os.close(watch)
+
+
+async def _child_polled(pid: int) -> int | None:
+    """The same without a descriptor, for a process that has none left."""
+    while True:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  (does not wait)
+        except ChildProcessError:
+            return None
+        if ended:
+            return status
+        await asyncio.sleep(POLL_S)

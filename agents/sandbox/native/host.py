@@ -4,6 +4,7 @@ What a sandbox isolates and what not: docs/sandbox.md. A factory belongs to the 
 """
 
 import asyncio
+import errno
 from collections import Counter
 
 from agents.sandbox import topology
@@ -18,6 +19,8 @@ WEAKER = (
     "set sandbox.accept_process_memory_limit to run all the same"
 )
 CLOSING = 256
+NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EOPNOTSUPP}
+"""What the kernel says of cgroups that this process may not use, whatever it tries."""
 
 
 class NativeFactory:
@@ -30,14 +33,15 @@ class NativeFactory:
     def __init__(self, *, accept_process_memory_limit: bool = False) -> None:
         self.groups = cgroups.find()
         """Which cgroups sandboxes get; `version` 0 when none, after the first `open` for certain."""
-        self.live: set[NativeSandbox] = set()
-        """Those that are not closed."""
         self._accept_weaker = accept_process_memory_limit
         self._groups_work = False
+        self._made = False
+        self._closed = False
         self._topology: topology.Topology | None = None
         self._zygotes: dict[tuple[int | None, Priority], Zygote] = {}
         self._starting = asyncio.Lock()
         self._origin: dict[NativeSandbox, Zygote] = {}
+        """Of every sandbox of which something is left."""
 
     async def open(self, limits: Limits, priority: Priority = "latency") -> NativeSandbox:
         """See base.py. SandboxUnsupported has errno and the step that failed."""
@@ -59,10 +63,20 @@ class NativeFactory:
             async with slots:
                 await sandbox.close()
 
-        await asyncio.gather(*map(close, self.live))
-        zygotes, self._zygotes = list(self._zygotes.values()), {}
-        await asyncio.gather(*(zygote.close() for zygote in zygotes))
+        self._closed = True
+        async with self._starting:
+            zygotes, self._zygotes = list(self._zygotes.values()), {}
+        ended = await asyncio.gather(*map(close, list(self._origin)), return_exceptions=True)
+        ended += await asyncio.gather(*(zygote.close() for zygote in zygotes), return_exceptions=True)
         cgroups.remove_classes(self.groups)
+        for problem in ended:
+            if isinstance(problem, BaseException):
+                raise problem  # now that everything was tried
+
+    @property
+    def live(self) -> list[NativeSandbox]:
+        """Those that are not gone."""
+        return [sandbox for sandbox in self._origin if sandbox.alive]
 
     @property
     def keeps_cores_apart(self) -> bool:
@@ -71,39 +85,44 @@ class NativeFactory:
 
     async def _make(self, limits: Limits, priority: Priority, base: NativeSnapshot | None) -> NativeSandbox:
         zygote = await self._zygote(priority)
-        sandbox = NativeSandbox(limits, priority, self._group(limits, priority), base.layers if base else ())
-        self.live.add(sandbox)
+        group = self._group(limits, priority)
+        try:
+            sandbox = NativeSandbox(limits, priority, group, base.layers if base else ())
+        except OSError as error:
+            group.remove()
+            raise SandboxError(f"no socket for a sandbox: {error.strerror}") from error
         self._origin[sandbox] = zygote
-        sandbox.ended.add_done_callback(lambda _: self._forget(sandbox))
+        sandbox.ended.add_done_callback(lambda _: self._origin.pop(sandbox))
         try:
             await sandbox.start(zygote, base.host_id if base else 0)
         except SandboxUnsupported as error:
             await sandbox.close()
-            if sandbox.failed_step == "cgroup" and not self._groups_work:
+            if sandbox.failed_step == "cgroup" and not self._groups_work and error.errno in NOT_OURS:
                 # Known with the first attempt only (systemd lets a user make a group but not move into it).
                 self.groups = cgroups.Cgroups(0, (), why=error.strerror or "")
                 return await self._make(limits, priority, base)
-            if zygote.made:
+            if self._made:
                 raise SandboxError(str(error)) from error  # it can be done here, so it is for want of something now
             raise
         except BaseException:
             await sandbox.close()
             raise
-        self._groups_work = True
+        self._groups_work = self._made = True
         return sandbox
-
-    def _forget(self, sandbox: NativeSandbox) -> None:
-        self.live.discard(sandbox)
-        self._origin.pop(sandbox, None)
 
     async def _zygote(self, priority: Priority) -> Zygote:
         """The zygote for the next sandbox, started when there is none."""
         async with self._starting:
+            if self._closed:
+                raise SandboxError("the factory is closed")
             node = self._pick_node()
             key = (node.id if node else None, priority)
             if key not in self._zygotes:
                 program = await asyncio.to_thread(build.zygote)
-                zygote = Zygote(node, priority, self._on_zygote_gone)
+                try:
+                    zygote = Zygote(node, priority, self._on_zygote_gone)
+                except OSError as error:
+                    raise SandboxError(f"no socket for a zygote: {error.strerror}") from error
                 try:
                     await zygote.start(program)
                 except BaseException:
@@ -133,7 +152,7 @@ class NativeFactory:
                     cgroups.sweep(self.groups)
                 return cgroups.create(self.groups, limits, priority)
             except OSError as error:
-                if self._groups_work:
+                if self._groups_work or error.errno not in NOT_OURS:
                     raise SandboxError(f"no cgroup for the sandbox: {error}") from error
                 self.groups = cgroups.Cgroups(0, (), why=str(error))
         if not self._accept_weaker:

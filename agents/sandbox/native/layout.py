@@ -48,9 +48,9 @@ def disk_mb(limits: Limits) -> int:
 
 
 def python_folder() -> Path | None:
-    """The running Python's installation when it lies outside /usr, else None."""
+    """The running Python's installation when it is not part of the system, which every sandbox sees anyway."""
     base = Path(sys.base_prefix).resolve()
-    return None if base.is_relative_to("/usr") else base
+    return None if base == Path("/") or base.is_relative_to("/usr") else base
 
 
 def root(node: NumaNode | None, priority: Priority) -> bytes:
@@ -108,7 +108,10 @@ def _python() -> list[str]:
     out = []
     if folder is not None:
         environment["PATH"] = f"/opt/python/bin:{PATHS}"
-        out += ["dir", "opt", "755", "bind", str(folder), "opt/python"]
+        # Not the whole folder: beside them may be other environments, or somebody's home.
+        out += ["dir", "opt", "755", "dir", "opt/python", "755"]
+        for name in ("bin", "lib"):
+            out += ["bind", str(folder / name), f"opt/python/{name}"]
         packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
         if packages.is_dir():
             # The host's own packages are not the tasks' business, and its .pth files cost every start of Python dear.

@@ -199,6 +199,8 @@ static int build_store(const int *layers, int count) {
     }
     const char *up = "";
     int tree = count ? new_overlay(store, layers, count) : open_tree(store, "up", 0);
+    if (tree < 0 && errno != EINVAL)
+        fail("store");
     if (tree < 0) { /* before Linux 6.15 a detached mount cannot be cloned, so it is attached itself: no fork from it */
         can_fork = 0;
         up = "/up";

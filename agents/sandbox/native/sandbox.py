@@ -78,11 +78,14 @@ class NativeSandbox:
         self.failed_step = ""
         """Which step of making it failed, as the zygote names it."""
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when it is known to be gone."""
+        """Done when it is gone and nothing of it is left."""
         self._group = group
         self._layers = layers
         self._host_id = 0
-        self._sealed = False
+        self._sealing: asyncio.Future[None] | None = None
+        self._birth: asyncio.Future[None] | None = None
+        """Of its PID 1, or of the news that there will be none. None before the zygote was asked."""
+        self._kills_survived = 0
         self._answer_s = ANSWER_S[priority]
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[tuple[Op, int], asyncio.Future[Message]] = {}
@@ -102,12 +105,16 @@ class NativeSandbox:
     async def start(self, zygote: Zygote, host_id: int = 0) -> None:
         """Make it. Raises SandboxUnsupported with errno and step. Called once, by the factory; `close` either way."""
         groups: list[int] = []
+        layers = self._layers  # kept open until they are sent, whatever happens meanwhile
         try:
             groups = self._group.join_files()
-            layers = [layer.descriptor for layer in self._layers]
-            await zygote.create(layout.create(self.limits), self._theirs.fileno(), groups, layers, host_id)
+            self._birth = asyncio.get_running_loop().create_future()
+            numbers = [layer.descriptor for layer in layers]
+            await zygote.create(layout.create(self.limits), self._theirs.fileno(), groups, numbers, host_id)
         except OSError as error:
             raise SandboxError(f"no cgroup for the sandbox: {error}") from error
+        except SandboxDied as error:
+            raise SandboxLost("the sandbox is gone: its zygote has ended") from error
         finally:
             self._theirs.close()
             for descriptor in groups:
@@ -117,7 +124,6 @@ class NativeSandbox:
                 await self._ready
         except TimeoutError as error:
             raise SandboxLost(f"no sandbox after {self._answer_s:g} s") from error
-        zygote.made += 1
         self._timer = asyncio.get_running_loop().call_later(self.limits.lifetime_s, self._expire)
 
     async def run(
@@ -148,6 +154,8 @@ class NativeSandbox:
             raise
         self._background = {stream for stream in self._background | pipes.finish() if stream.open}
         code = None if status is None else os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGKILL:
+            self._kills_survived = self._group.out_of_memory_kills()
         return ExecResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
@@ -187,12 +195,20 @@ class NativeSandbox:
         self._check()
         if not self.can_fork:
             raise SandboxUnsupported("forking a sandbox needs Linux 6.15 or newer")
-        if not self._sealed:
+        if self._sealing is None:
             if len(self._layers) >= MAX_LAYERS:
                 raise SandboxError(f"a sandbox cannot be sealed {MAX_LAYERS} forks deep")
-            self._sealed = True
-            self._layers = (Layer(_descriptor(await self._request(Op.SEAL))), *self._layers)
+            self._sealing = asyncio.ensure_future(self._freeze())
+        await asyncio.shield(self._sealing)  # one for all who ask, and it goes on when they are cancelled
+        self._check()
         return NativeSnapshot(self.limits, self._host_id, self._layers)
+
+    async def _freeze(self) -> None:
+        try:
+            self._layers = (Layer(_descriptor(await self._request(Op.SEAL))), *self._layers)
+        except SandboxError:
+            self._sealing = None
+            raise
 
     async def close(self) -> None:
         """See base.py. Returns when every process of it is gone."""
@@ -207,14 +223,14 @@ class NativeSandbox:
             return
         self._gone = why
         if self._closing is None:
-            if self.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: nobody else can have the number
+            self._kill()
             self._closing = asyncio.ensure_future(self._tear_down())
         if self._timer is not None:
             self._timer.cancel()
-        self._channel.close()
-        self._theirs.close()
+        if self._birth is None or self._birth.done():
+            self._channel.close()
+        else:
+            self._channel.shutdown()  # a PID 1 that is still to come has to be heard of
         _refuse(self._ready, why)
         for future in self._waiting.values():
             _refuse(future, why)
@@ -223,19 +239,36 @@ class NativeSandbox:
             stream.close()
         self._background.clear()
         self._layers = ()
-        self.ended.set_result(None)
+
+    def _kill(self) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: nobody else can have the number
 
     async def _tear_down(self) -> None:
-        if self.pid is not None:
-            await child_ended(self.pid)  # the kernel lets it end only after everything in its pid namespace
-        self._group.remove()
+        try:
+            if self._birth is not None and not self._birth.done():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._answer_s):
+                        await asyncio.shield(self._birth)
+                self._channel.close()
+            if self.pid is not None:
+                await child_ended(self.pid)  # the kernel lets it end only after everything in its pid namespace
+        finally:
+            self._group.remove()
+            self.ended.set_result(None)
 
     async def _find_cause(self) -> None:
         """It has ended by itself: say by whose fault."""
-        status = None if self.pid is None else await child_ended(self.pid)
-        kills = self._group.out_of_memory_kills()
-        self._group.remove()
-        self.mark_gone(_cause(status, kills))
+        self._channel.close()
+        status, kills = None, 0
+        try:
+            status = None if self.pid is None else await child_ended(self.pid)
+            kills = self._group.out_of_memory_kills() - self._kills_survived
+        finally:
+            self.mark_gone(_cause(status, kills))
+            self._group.remove()
+            self.ended.set_result(None)
 
     def _expire(self) -> None:
         self.mark_gone(SandboxExpired(f"the sandbox is gone: its {self.limits.lifetime_s:g} s are over"))
@@ -243,16 +276,22 @@ class NativeSandbox:
     def _check(self, *, changes: bool = False) -> None:
         if self._gone is not None:
             raise self._gone
-        if changes and self._sealed:
+        if changes and self._sealing is not None:
             raise SandboxError("the sandbox is sealed: only its forks can change anything")
 
     def _on_end(self) -> None:
+        if self._birth is not None and not self._birth.done():
+            self._birth.set_result(None)
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._find_cause())
 
     def _on_message(self, message: Message) -> None:
         if message.op is Op.BORN:
             self.pid, self.own_ids, self._host_id = message.a, bool(message.id), message.b
+            if self._birth is not None and not self._birth.done():
+                self._birth.set_result(None)
+            if self._gone is not None:
+                self._kill()
         elif message.op is Op.READY and not self._ready.done():
             self.can_fork = bool(message.a)
             self._ready.set_result(None)
@@ -267,12 +306,14 @@ class NativeSandbox:
 
     async def _send(self, op: Op, number: int, a: int = 0, data: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         try:
-            await self._channel.send(op, number, a, data=data, descriptors=descriptors)
-        except SandboxDied:
             async with asyncio.timeout(self._answer_s):
-                await asyncio.shield(self.ended)
-            self._check()
-            raise
+                try:
+                    await self._channel.send(op, number, a, data=data, descriptors=descriptors)
+                except SandboxDied:
+                    await asyncio.shield(self.ended)  # which says why
+        except TimeoutError as error:
+            raise self._give_up() from error
+        self._check()
 
     def _expect(self, op: Op, number: int) -> asyncio.Future[Message]:
         return self._waiting.setdefault((op, number), asyncio.get_running_loop().create_future())
@@ -288,11 +329,13 @@ class NativeSandbox:
         try:
             async with asyncio.timeout(self._answer_s):
                 return await done
-        except TimeoutError:
-            # Not proven to be the agent's doing: the host may be too busy.
-            self.mark_gone(SandboxLost(f"the sandbox is gone: no answer in {self._answer_s:g} s"))
-            self._check()
-            raise
+        except TimeoutError as error:
+            raise self._give_up() from error
+
+    def _give_up(self) -> SandboxDied:
+        """It does not answer. Not proven to be the agent's doing: the host may be too busy."""
+        self.mark_gone(SandboxLost(f"the sandbox is gone: no answer in {self._answer_s:g} s"))
+        return self._gone or SandboxDied("the sandbox is gone")
 
     async def _folder(self, root: str) -> int:
         return _descriptor(await self._request(Op.FOLDER, a=int(root == VERIFY)))

@@ -132,10 +132,17 @@ static void prepare_filter(int bound) {
         IF_EQ(62 /* PR_SCHED_CORE */, 0, 1),
         FAIL_WITH(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        IF_EQ(__NR_fcntl, 0, 4), /* dnotify: see inotify */
+        IF_EQ(__NR_fcntl, 0, 6), /* what holds up whoever opens a file, tells of its use, or uses up the user's pipes */
         LOAD(ARG(1)),
-        IF_EQ(1026 /* F_NOTIFY */, 0, 1),
+        IF_EQ(1024 /* F_SETLEASE */, 2, 0),
+        IF_EQ(1026 /* F_NOTIFY */, 1, 0),
+        IF_EQ(1031 /* F_SETPIPE_SZ */, 0, 1),
         FAIL_WITH(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        IF_EQ(__NR_renameat2, 0, 4), /* RENAME_WHITEOUT: see mknod */
+        LOAD(ARG(4)),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 4, 0, 1),
+        FAIL_WITH(EINVAL),
         RETURN(SECCOMP_RET_ALLOW),
         IF_EQ(__NR_mmap, 0, 4), /* the host's huge pages belong to somebody */
         LOAD(ARG(3)),

@@ -1,4 +1,5 @@
-"""Pipes to and from a command: output drained and capped here on the host, so that a flood costs nobody anything.
+"""Pipes to and from a command: output drained and capped here on the host, so that a flood fills no memory. It costs the
+host's loop the reading.
 
 Called by host.py; everything runs in callbacks of the event loop.
 """

@@ -21,6 +21,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #include "seccomp.h"
 
@@ -59,6 +60,7 @@ static void become_init(int go, const int *descriptors, int groups, int layers) 
     /* SIGKILL when the host's thread that started the zygote ends. The socket's end says the same, unless a forked copy of
      * the host still holds the other end. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_DFL);
     if (dup3(descriptors[0], SOCKET, O_CLOEXEC) < 0)
         _exit(1);
     close(descriptors[0]);
@@ -112,7 +114,7 @@ static const char *map_ids(pid_t pid, uint32_t host_id) {
     return NULL;
 }
 
-/* May this process map ids other than its own? CAP_SETUID and CAP_SETGID, over a namespace that has the ids. */
+/* May this process map ids other than its own, and mount? By capabilities, over a namespace that has the ids. */
 static int may_choose_ids(void) {
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct have[2];
@@ -122,7 +124,7 @@ static int may_choose_ids(void) {
     if (map)
         fclose(map);
     return whole && syscall(__NR_capget, &head, have) == 0 && (have[0].effective >> CAP_SETUID & 1) &&
-           (have[0].effective >> CAP_SETGID & 1);
+           (have[0].effective >> CAP_SETGID & 1) && (have[0].effective >> CAP_SYS_ADMIN & 1);
 }
 
 /* Without rights of our own we have them in a user namespace, where our id is root. */
@@ -155,6 +157,15 @@ static int bind_to_node(unsigned node, char *list) {
     return 1;
 }
 
+/* Where sessions are scheduled as groups (and no cgroup says otherwise) an idle one must be told so as a whole. */
+static void make_session_idle(void) {
+    for (int tries = 0; write_text(0, "autogroup", "19") < 0 && errno != ENOENT; tries++) {
+        if (errno != EAGAIN || tries == 100) /* the kernel takes ten of these a second from all who are not root */
+            fail("autogroup");
+        nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+    }
+}
+
 static void read_limits(void) {
     hot.limits.memory = strtoull(next_field(), NULL, 10);
     hot.limits.file = strtoull(next_field(), NULL, 10);
@@ -167,7 +178,7 @@ static void read_limits(void) {
 
 /* Makes one sandbox. What fails here is reported on its own socket: the zygote lives on. */
 static void create(const struct message *m, const int *descriptors, int count) {
-    int go[2], sandbox = descriptors[0];
+    int go[2] = {-1, -1}, sandbox = descriptors[0];
     pid_t pid = -1;
     errno = EINVAL;
     if (count == 1 + m->a + m->b && pipe2(go, O_CLOEXEC) == 0) {
@@ -177,10 +188,12 @@ static void create(const struct message *m, const int *descriptors, int count) {
             close(go[1]);
             become_init(go[0], descriptors, m->a, m->b);
         }
-        close(go[0]);
     }
+    int error = errno;
+    close(go[0]);
     if (pid < 0) {
-        tell(sandbox, FAILED, 0, errno, 0, "clone with new namespaces", -1);
+        tell(sandbox, FAILED, 0, error, 0, "clone with new namespaces", -1);
+        close(go[1]);
         return;
     }
     uint32_t host_id = !hot.limits.own_id ? geteuid() : m->id ? m->id : FIRST_HOST_ID + pid;
@@ -201,6 +214,7 @@ int main(void) {
     setsid(); /* Ctrl-C is for the host */
     for (int number = 1; number < NSIG; number++)
         signal(number, SIG_DFL); /* Python ignores SIGPIPE, and commands would inherit that */
+    signal(SIGPIPE, SIG_IGN); /* a PID 1 may be killed while we write to it; it takes this back */
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -218,10 +232,9 @@ int main(void) {
     unsigned node = atoi(next_field());
     int bound = bind_to_node(node, next_field());
     hot.limits.idle = atoi(next_field());
+    if (hot.limits.idle)
+        make_session_idle();
     /* One tag for all sandboxes of this priority: the kernel then keeps others off their sibling hyperthreads. */
-    /* Where sessions are scheduled as groups (and no cgroup says otherwise) an idle one must be told so as a whole. */
-    if (hot.limits.idle && write_text(0, "autogroup", "19") < 0 && errno != ENOENT)
-        fail("autogroup");
     int tagged = hot.limits.idle && prctl(PR_SCHED_CORE, 1 /* create */, 0, 1 /* this process */, 0) == 0;
     hot.limits.own_id = may_choose_ids();
     if (!hot.limits.own_id)

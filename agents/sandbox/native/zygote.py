@@ -31,10 +31,9 @@ class Zygote:
         self.pid: int | None = None
         self.tagged = False
         """Does the kernel keep other priorities off the sibling hyperthreads of its sandboxes?"""
-        self.made = 0
-        """Sandboxes that it has made."""
         self.gone = False
         self._on_gone = on_gone
+        self._reaping: asyncio.Future[int | None] | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = Channel(ours, self._on_message, self._ended)
@@ -66,10 +65,12 @@ class Zygote:
         self.gone = True
         self._channel.close()
         self._theirs.close()
-        if self.pid is not None:
+        if self.pid is not None and self._reaping is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: nobody else can have the number
-            await child_ended(self.pid)
+            self._reaping = asyncio.ensure_future(child_ended(self.pid))
+        if self._reaping is not None:
+            await asyncio.shield(self._reaping)
 
     def _on_message(self, message: Message) -> None:
         if self._ready.done():
@@ -84,6 +85,8 @@ class Zygote:
         if not self._ready.done():
             self._ready.set_exception(SandboxError("the zygote has ended while it started"))
         self._channel.close()
+        if self.pid is not None and self._reaping is None:
+            self._reaping = asyncio.ensure_future(child_ended(self.pid))
         if not self.gone:
             self.gone = True
             self._on_gone(self)
