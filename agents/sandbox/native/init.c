@@ -218,7 +218,7 @@ static void kill_command(uint32_t id) {
         }
     }
     /* It runs alone, so that everything in here is its own and one call ends even what forks all the time; or it forks
-     * faster than a second of passes could end it. */
+     * faster than 200 passes could end it. */
     kill_everything();
 }
 

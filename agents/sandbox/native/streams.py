@@ -1,7 +1,6 @@
-"""Pipes to and from a command: output drained and capped here on the host, so that a flood fills no memory. It costs the
-host's loop the reading.
+"""Pipes to and from a command: output drained and capped here on the host, so that a flood fills no memory.
 
-Called by host.py; everything runs in callbacks of the event loop.
+It still costs the host's loop the reading. Called by sandbox.py; everything runs in callbacks of the event loop.
 """
 
 import asyncio
