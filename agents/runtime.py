@@ -5,7 +5,8 @@ rollout stage.
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,11 @@ from agents.sandbox.pool import Pool, PoolSettings
 from agents.sandbox.signals import allow_open_files
 from agents.scaffolds import scaffold
 from agents.swarm.blueprint import BlueprintPolicy
-from agents.swarm.episode import Ground
-from agents.swarm.group import run_group, together
+from agents.swarm.episode import Resources
 from agents.swarm.policy import EnginePolicy, Policy, ScriptedPolicy
 from agents.swarm.roles import CASTS
-from agents.swarm.spec import EpisodeSpec, groups_of
+from agents.swarm.spec import EpisodeSpec, subgroups_of
+from agents.swarm.subgroup import run_subgroup, together
 from prompts import render
 from schemas.episode import Episode
 from schemas.errors import ConfigError
@@ -48,10 +49,10 @@ def limits_of(config: RunConfig) -> Limits:
 def open_pool(config: RunConfig) -> Pool | Nodes:
     """Sandboxes of the configured nodes, or of this host. To be closed by the event loop that uses it."""
     settings = config.sandbox
+    allow_open_files()  # each sandbox here, and each command on a node, takes at least one
     if settings.nodes:
         # Replicas must not all ask the same node first.
         return Nodes(settings.nodes, os.environ.get(settings.nodes_token_env), seed=secrets.randbits(31))
-    allow_open_files()
     factory = NativeFactory(accept_process_memory_limit=settings.accept_process_memory_limit)
     # A sandbox whose agent waits for its model is idle and in use: its lifetime alone bounds that.
     return Pool(factory, PoolSettings(max_live=settings.max_live, spares=settings.spares, idle_s=settings.lifetime_s))
@@ -111,9 +112,11 @@ class Runtime:
 
     async def close(self) -> None:
         """End all sandboxes and free the engine."""
-        await self.pool.close()
-        if self.engine is not None:
-            await self.engine.close()
+        try:
+            await self.pool.close()
+        finally:
+            if self.engine is not None:
+                await self.engine.close()
 
 
 def open_runtime(config: RunConfig, *, needs_engine: bool) -> Runtime:
@@ -122,36 +125,45 @@ def open_runtime(config: RunConfig, *, needs_engine: bool) -> Runtime:
 
 
 class _Caps:
-    """Of one policy. A group keeps its place while its repeats take turns, so that few snapshots wait."""
+    """Of one policy: how many episodes play at once, and how many branched subgroups, each of which keeps a snapshot.
+
+    A branched subgroup takes a place for each of its repeats, so their number times their repeats is bounded too.
+    """
 
     def __init__(self, most: int) -> None:
-        self.groups, self.episodes = asyncio.Semaphore(most), asyncio.Semaphore(most)
+        self.slots, self.crowd = asyncio.Semaphore(most), asyncio.Lock()
+        self._most, self._places, self._turn = most, asyncio.Semaphore(most), asyncio.Lock()
+
+    @asynccontextmanager
+    async def places(self, repeats: int) -> AsyncIterator[None]:
+        """Around a branched subgroup; one with more repeats than there are places plays alone."""
+        taken = min(repeats, self._most)
+        async with self._turn:  # two that each hold some places and wait for more would wait for ever
+            for _ in range(taken):
+                await self._places.acquire()
+        try:
+            yield
+        finally:
+            for _ in range(taken):
+                self._places.release()
 
 
 async def run_all(
-    runtime: Runtime, specs: Iterable[EpisodeSpec], tasks: Mapping[str, Task]
-) -> AsyncGenerator[Episode, None]:
-    """Episodes as they end, at most `config.rollout.concurrency` in flight per policy, of as many groups at most.
+    runtime: Runtime, specs: Iterable[EpisodeSpec], tasks: Mapping[str, Task], ended: Callable[[Episode], None]
+) -> None:
+    """Play all; `ended` gets each episode at once when it has ended, and may raise to stop the others.
 
-    Policies have caps of their own so that cheap episodes do not queue behind the ones that wait for a model.
+    At most `config.rollout.concurrency` are in flight per policy. Policies have caps of their own so that cheap
+    episodes do not queue behind the ones that wait for a model.
     """
-    ended: asyncio.Queue[Episode | None] = asyncio.Queue()
     caps: dict[str, _Caps] = {}
 
-    async def group(members: Sequence[EpisodeSpec]) -> None:
-        first = members[0]
-        caps_of = caps.setdefault(first.provenance.policy, _Caps(runtime.config.rollout.concurrency))
-        task = tasks[first.task_id]
-        ground = Ground(task, runtime.policy, runtime.pool, limits_of(runtime.config), caps_of.episodes)
-        async with caps_of.groups:
-            await run_group(members, ground, ended.put_nowait)
+    async def play(members: Sequence[EpisodeSpec]) -> None:
+        origin, task = members[0].provenance, tasks[members[0].task_id]
+        own = caps.setdefault(origin.policy, _Caps(runtime.config.rollout.concurrency))
+        limits = limits_of(runtime.config)
+        resources = Resources(task, runtime.policy, runtime.pool, limits, own.slots, own.crowd)
+        async with own.places(len(members)) if origin.branch_after else nullcontext():
+            await run_subgroup(members, resources, ended)
 
-    running = asyncio.ensure_future(together(group(members) for members in groups_of(specs)))
-    running.add_done_callback(lambda _: ended.put_nowait(None))
-    try:
-        while (episode := await ended.get()) is not None:
-            yield episode
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    await together(play(members) for members in subgroups_of(specs))

@@ -47,8 +47,9 @@ def run(
     chosen, options = load_config(config, seed=seed, workers=workers), _options(beam)
     logs_for(source, out)  # before a folder is made
     with interruptible(out), locked(out):
-        folder = open_for(source, out, chosen)
-        run_all(folder, Progress(), options)
+        progress = Progress()
+        folder = open_for(source, out, chosen, progress)
+        run_all(folder, progress, options)
         from pipelines.summary import print_summary
 
         print_summary(folder)
@@ -68,9 +69,10 @@ def _alone(path: Path, stage: str, beam: str, source: Path | None = None) -> Non
 
     folder, options = open_run(path), _options(beam)
     with interruptible(path), locked(path):
+        progress = Progress()
         if stage == "ingest":
-            folder = open_for(source or Path(folder.facts()["input"]), path, folder.config())
-        run_alone(folder, stage, Progress(), options)
+            folder = open_for(source or Path(folder.facts()["input"]), path, folder.config(), progress)
+        run_alone(folder, stage, progress, options)
 
 
 @app.command()
@@ -136,7 +138,7 @@ def sql(
     from pipelines.folder import open_run
     from pipelines.sql import print_query
 
-    print_query(open_run(run_dir), query, output)
+    print_query(open_run(run_dir, any_version=True), query, output)
 
 
 @app.command()
@@ -189,7 +191,7 @@ def node(
     max_live: Annotated[int, typer.Option("--max-live", min=1, help="Sandboxes at once.")] = 2500,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Sandboxes kept ready.")] = 0,
     token_env: Annotated[
-        str | None, typer.Option("--token-env", help="Variable that holds the token; needed off 127.0.0.1.")
+        str | None, typer.Option("--token-env", help="Variable that holds the token; needed off loopback.")
     ] = None,
     accept_process_memory_limit: Annotated[
         bool, typer.Option("--accept-process-memory-limit", help="Work without a memory cgroup too.")

@@ -6,16 +6,19 @@ Fields and defaults stand in schemas.recipe.
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agents.engine.files import SMOLLM2, find
 from agents.environments import FAMILIES
 from agents.scaffolds import SCAFFOLDS
 from schemas.errors import ConfigError
 from schemas.recipe import RunConfig
+
+LEAST_LIFETIME_S = 1200.0
+"""Of a sandbox: longer than tasks give an episode (15 minutes) and its verification, from a spare that was kept."""
 
 
 def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int | None:
@@ -50,15 +53,31 @@ def _explain(problems: list[Problem], source: str, text: str) -> str:
     return "\n".join(lines)
 
 
+def _fields(settings: type[BaseModel], *above: str) -> Iterator[tuple[str, ...]]:
+    """Paths of all fields at any depth, without the numbers of list items."""
+    for name, info in settings.model_fields.items():
+        yield (*above, name)
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _fields(kind, *above, name)
+
+
+def _meant(path: tuple[int | str, ...]) -> str:
+    """For a field that does not exist: the nearest that does, with its place when that is another one."""
+    *above, name = (str(step) for step in path if isinstance(step, str))
+    fields = list(_fields(RunConfig))
+    near = get_close_matches(name, sorted({field[-1] for field in fields}), n=1)
+    if not near:
+        return "no such field"
+    found = [field for field in fields if field[-1] == near[0]]
+    here = (*above, near[0]) in found
+    return f"no such field; did you mean {near[0] if here else '.'.join(found[0])}?"
+
+
 def _malformed(error: ValidationError) -> Iterator[Problem]:
-    schema = RunConfig.model_json_schema()
-    known = sorted({name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())})
     for problem in error.errors(include_url=False, include_input=False):
-        message = problem["msg"]
-        if problem["type"] == "extra_forbidden":
-            near = get_close_matches(str(problem["loc"][-1]), known, n=1)
-            message = f"no such field; did you mean {near[0]}?" if near else "no such field"
-        yield problem["loc"], message
+        unknown = problem["type"] == "extra_forbidden"
+        yield problem["loc"], _meant(problem["loc"]) if unknown else problem["msg"].removeprefix("Value error, ")
 
 
 def _impossible(config: RunConfig) -> Iterator[Problem]:
@@ -73,6 +92,11 @@ def _impossible(config: RunConfig) -> Iterator[Problem]:
             if name not in SCAFFOLDS:
                 place = ("rollout", "plays", i, "scaffolds", k)
                 yield place, f"no scaffold {name!r}; there are {', '.join(SCAFFOLDS)}"
+    if config.sandbox.lifetime_s < LEAST_LIFETIME_S:
+        yield (
+            ("sandbox", "lifetime_s"),
+            f"below {LEAST_LIFETIME_S:g}: a slow model would fail where its time is not over",
+        )
     try:
         # Shards need a tokenizer even where no episode samples from the embedded model.
         find(SMOLLM2 if config.engine.url else config.engine.model)

@@ -3,7 +3,7 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,8 @@ CORE = ("apache-beam", "duckdb", "httpx", "jinja2", "polars", "pyarrow", "pydant
 ENGINE = ("torch", "safetensors", "gguf", "llguidance")
 NOTEBOOK = ("ipykernel", "nbclient", "nbformat")
 MEMORY_GB = 3
+MEMORY_LIMIT = "sandbox: memory limit"
+"""The finding that a setting does without."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,16 @@ def print_report() -> bool:
         table.add_row(Text(finding.state, style=styles[finding.state]), Text(finding.what), Text(finding.detail))
     console = Console()
     console.print(table)
-    able = all(finding.state != "missing" for finding in found)
-    console.print("The default run can work here." if able else "The default run cannot work here yet: see `missing`.")
-    return able
+    console.print(verdict(found))
+    return all(finding.state != "missing" for finding in found)
+
+
+def verdict(found: Sequence[Finding]) -> str:
+    """The last line of the report."""
+    missing = {finding.what for finding in found if finding.state == "missing"}
+    if missing == {MEMORY_LIMIT}:
+        return (
+            "The default run needs a word here, as `make run` gives it: `--config data/demo.yaml`, which sets "
+            "sandbox.accept_process_memory_limit."
+        )
+    return "The default run cannot work here yet: see `missing`." if missing else "The default run can work here."

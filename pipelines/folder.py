@@ -56,7 +56,13 @@ _CONFIG = {
 _SPEED_ONLY: Any = {
     "workers": True,
     "rollout": {"concurrency": True, "plays": {"__all__": {"priority"}}},
-    "sandbox": {"max_live": True, "spares": True, "nodes": True, "nodes_token_env": True},
+    "sandbox": {
+        "max_live": True,
+        "spares": True,
+        "nodes": True,
+        "nodes_token_env": True,
+        "accept_process_memory_limit": True,
+    },
     "engine": {"threads": True, "max_batch": True, "api_key_env": True},
 }
 
@@ -199,10 +205,25 @@ def open_or_create(path: Path, config: RunConfig, inputs: list[Path], root: Path
     return run
 
 
-def open_run(path: Path) -> RunFolder:
-    """An existing run folder. Raises ConfigError when it is none."""
+def other_version(run: RunFolder) -> str | None:
+    """Which tables of the folder this version would write otherwise, e.g. `episodes 1, now 2`; None: all the same."""
+    written = run.facts().get("versions")
+    before = written.get("tables") if isinstance(written, dict) else None
+    before = before if isinstance(before, dict) else {}
+    changed = [
+        f"{name} {before.get(name, 'unknown')}, now {spec.version}"
+        for name, spec in TABLES.items()
+        if before.get(name) != spec.version
+    ]
+    return "; ".join(changed) or None
+
+
+def open_run(path: Path, *, any_version: bool = False) -> RunFolder:
+    """An existing run folder. Raises ConfigError when it is none, or one whose tables another version wrote."""
     run = RunFolder(path)
-    run.facts()
+    changed = other_version(run)
+    if changed and not any_version:
+        raise ConfigError(f"{path} was written by another version ({changed}); `trajmill run` makes it again")
     return run
 
 

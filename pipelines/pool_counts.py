@@ -54,10 +54,10 @@ def read(run: RunFolder) -> dict[str, Any] | None:
 
 def line(counts: Mapping[str, Any]) -> str:
     """One line of words."""
-    held = ", ".join(f"{priority} {seconds:g} s" for priority, seconds in counts["held_s"].items() if seconds)
+    held = ", ".join(f"{seconds:g} s ({priority})" for priority, seconds in counts["held_s"].items() if seconds)
     parts = [f"{counts['created']} created", f"at most {counts['peak']} at once", f"held {held or '0 s'}"]
     for name in ("deaths", "refused"):
         some = ", ".join(f"{cause} {number}" for cause, number in counts[name].items())
         parts.append(f"{name}: {some or 'none'}")
     parts.append(f"reclaimed: {counts['reclaimed'] or 'none'}")
-    return f"sandboxes of the rollout: {'; '.join(parts)}"
+    return f"sandboxes since the rollout was last started: {'; '.join(parts)}"

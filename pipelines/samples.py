@@ -43,7 +43,7 @@ def _sample(episode: Episode, trajectory: Trajectory, settings: ScoreSettings, b
         messages=trajectory.messages,
         tools_json=trajectory.tools_json,
         turns=[turn.model_copy(update={"command_s": None}) for turn in trajectory.turns],
-        trained=trained_messages(trajectory),
+        trained=trained_messages(trajectory, episode.provenance.repeat),
         passed=episode.passed,
         repercussion=episode.repercussion,
         reward=reward_of(episode.passed, lengths(trajectory)[1], episode.effort, settings),
@@ -54,11 +54,15 @@ def _sample(episode: Episode, trajectory: Trajectory, settings: ScoreSettings, b
     return sample.model_copy(update={"verdict": verdict_of(sample, episode, settings)})
 
 
-def trained_messages(trajectory: Trajectory) -> list[bool]:
-    """Per message: whether it is a reply of the policy that was no slip, could be read and came from no failure."""
+def trained_messages(trajectory: Trajectory, repeat: int) -> list[bool]:
+    """Per message: whether it is a reply of the policy that was no slip, could be read and came from no failure.
+
+    What the subgroup shares was sampled once, so it is trained once: in repeat 0.
+    """
     trained = [False] * len(trajectory.messages)
     for turn in trajectory.turns:
-        trained[turn.message] = not turn.slip and turn.parse_error is None and turn.finish_reason != "error"
+        good = not turn.slip and turn.parse_error is None and turn.finish_reason != "error"
+        trained[turn.message] = good and (repeat == 0 or not turn.shared)
     return trained
 
 
@@ -86,15 +90,14 @@ def duplicate_key(sample: Sample) -> str:
 
 
 def without_duplicates(same_text: Iterable[Sample]) -> list[Sample]:
-    """Samples of one text by id: the first that is kept stays, the other kept ones are refused as duplicates."""
-    result: list[Sample] = []
-    found = False
-    for sample in sorted(same_text, key=lambda sample: sample.sample_id):
-        again = sample.verdict.keep and found
-        found = found or sample.verdict.keep
-        verdict = Verdict(keep=False, reason="duplicate") if again else sample.verdict
-        result.append(sample.model_copy(update={"verdict": verdict}))
-    return result
+    """Samples of one text by id: of those that are kept the one with most to train on stays, the first such by id.
+
+    The other kept ones are refused as duplicates.
+    """
+    samples = sorted(same_text, key=lambda sample: sample.sample_id)
+    stays = max((s for s in samples if s.verdict.keep), key=lambda sample: sum(sample.trained), default=None)
+    duplicate = {"verdict": Verdict(keep=False, reason="duplicate")}
+    return [s.model_copy(update=duplicate) if s.verdict.keep and s is not stays else s for s in samples]
 
 
 def score(

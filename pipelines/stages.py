@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipelines.folder import OUTPUT, READS, STAGES, RunFolder, finishing, open_or_create
+from pipelines.folder import OUTPUT, READS, STAGES, RunFolder, finishing, open_or_create, other_version
 from pipelines.progress import Progress
 from schemas.errors import ConfigError, InputError, StageError
 from schemas.recipe import RunConfig
@@ -34,8 +34,14 @@ def logs_for(root: Path, out: Path) -> list[Path]:
     return inputs
 
 
-def open_for(root: Path, out: Path, config: RunConfig) -> RunFolder:
-    """The run folder `out` for the logs below `root`. Raises what `logs_for` raises."""
+def open_for(root: Path, out: Path, config: RunConfig, progress: Progress) -> RunFolder:
+    """The run folder `out` for the logs below `root`; says so when another version wrote it. Raises as `logs_for`."""
+    run = RunFolder(out)
+    if (out / "run.json").exists() and (changed := other_version(run)):
+        progress.say(
+            f"{out} was written by another version ({changed}): every stage runs again, all episodes included; the old "
+            f"ones stay in {run.journal}"
+        )
     return open_or_create(out, config, logs_for(root, out), root)
 
 

@@ -30,8 +30,8 @@ class Section:
     note: str = ""
 
 
-_LOSSES = ("crashed their sandbox", "outlived it", "lost a sandbox")
-"""Columns that are shown when one of them is not 0."""
+_LOSSES = ("crashed", "expired", "lost")
+"""What became of sandboxes: columns that are shown when one of them is not 0."""
 _QUERIES = {
     "sessions": (
         ("format", "read", "rejected records"),

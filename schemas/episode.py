@@ -55,7 +55,9 @@ class Turn(Record):
     failed: bool = False
     """Whether an executed action ended in an error."""
     shared: bool = False
-    """Played once for all repeats of its group, before they branched: equal in each of their records."""
+    """Played once for all repeats of its subgroup, before they branched, so equal in each of their records. Not where a
+    policy is not deterministic: repeats that were lost, or that a later run played, then have shared turns of their
+    own, and an advantage compares different ones."""
     finish_reason: Literal["stop", "length", "error"]
     """Why the reply ended."""
     prompt_ids: list[Int32] | None = None
@@ -105,7 +107,7 @@ class Provenance(Record):
     seed: Count
     """Derived from the run's seed and all of the above."""
     branch_after: Count = 0
-    """Rounds that the group played once, with the seed of repeat 0, before its repeats branched."""
+    """Rounds that the subgroup played once, with the seed of repeat 0, before its repeats branched."""
 
 
 class Episode(Record):
@@ -159,12 +161,13 @@ class Episode(Record):
     failed_actions: Count
     """Actions that ended in an error."""
     prompt_tokens: Count | None = None
-    """Context tokens given to the policy, each once; null when it counts none."""
+    """Context tokens given to the policy, each once, shared turns included; null when it counts none."""
     output_tokens: Count | None = None
-    """Sampled tokens; null when the policy samples none."""
+    """Sampled tokens, shared turns included in each repeat's; null when the policy samples none."""
     attempts: Count = 1
-    """Times it was begun: above 1 where the infrastructure lost a sandbox. As the clock, kept out of ids and shards."""
+    """Times it was begun: above 1 where the infrastructure lost a sandbox. Beginning again for want of room for a fork
+    does not count. As the clock, kept out of ids and shards."""
     started_at: datetime | None = None
     """Clock time. Kept out of ids and shards."""
     wall_s: float | None = None
-    """Clock duration, seconds. Kept out of ids and shards."""
+    """Clock duration, seconds, shared turns included in each repeat's. Kept out of ids and shards."""

@@ -1,9 +1,9 @@
 """What a run or a merge is asked to do. Read from YAML by `pipelines.config`; every default is documented here."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from schemas.episode import Layout
 from schemas.record import Count, Effort
@@ -12,7 +12,7 @@ from schemas.record import Count, Effort
 class Settings(BaseModel):
     """Base of configuration: closed, immutable, documented by the docstring under each field."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def _holds_no_secret(url: str) -> str:
@@ -25,8 +25,23 @@ def _holds_no_secret(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(_holds_no_secret)]
-"""Without user name, password or query: run.json holds it."""
+def _leads_somewhere(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("a URL begins with http:// or https://")
+    if not parts.hostname:
+        raise ValueError("a URL names a host")
+    try:
+        possible = parts.port != 0
+    except ValueError:  # its message repeats what stands there
+        possible = False
+    if not possible:
+        raise ValueError("the port of a URL is a number from 1 to 65535")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_holds_no_secret), AfterValidator(_leads_somewhere)]
+"""http or https, with a host. Without user name, password or query: run.json holds it."""
 
 
 class PatternSettings(Settings):
@@ -64,10 +79,12 @@ class PlaySettings(Settings):
     efforts: list[Effort] = [50, 75, 100]
     """Reasoning effort levels b."""
     repeats: int = Field(default=1, ge=1)
-    """Rollouts per (task, scaffold, layout, effort). They start in forks of one prepared sandbox."""
+    """Rollouts per (task, scaffold, layout, effort): a subgroup. Each in a sandbox of its own, or in forks of one when
+    `branch_after` is set (Linux 6.15)."""
     branch_after: int = Field(default=0, ge=0)
     """Rounds (one turn of each active agent) that the repeats share: played once, with the seed of repeat 0, in each of
-    their records. Each repeat goes on in a fork of the files; processes left running end there."""
+    their records. Each repeat goes on in a fork of the files; processes left running end there. Where the episode has
+    ended by then all repeats are equal, so take few. Needs repeats above 1."""
     priority: Literal["latency", "background"] = "latency"
     """`background`: sandboxes of this play run where others leave the processor idle. Results do not depend on it but
     through wall-clock limits."""
@@ -77,6 +94,12 @@ class PlaySettings(Settings):
     """Lowers the task's turn budget."""
     max_reply_tokens: int = Field(default=512, ge=1)
     """Sampled tokens per reply at effort 100; effort b gets b / 100 of it, at least 16."""
+
+    @model_validator(mode="after")
+    def _has_something_to_branch(self) -> Self:
+        if self.branch_after and self.repeats < 2:
+            raise ValueError("branch_after needs repeats above 1: one rollout has nothing to share")
+        return self
 
 
 class EngineSettings(Settings):
@@ -135,7 +158,8 @@ class SandboxSettings(Settings):
     output_kb: int = Field(default=64, ge=1)
     """Output kept per command; the rest is counted and dropped."""
     lifetime_s: float = Field(default=3600.0, gt=0)
-    """Wall time of one sandbox; an episode whose sandbox lives longer has failed."""
+    """Wall time of one sandbox; an episode whose sandbox lives longer has failed. At least 1200: longer than a task's
+    own budget of wall time and its verification, so that a slow model ends by that budget."""
     max_live: int = Field(default=2500, ge=1)
     """Sandboxes of this host alive at once; more wait. Nodes have limits of their own."""
     spares: int = Field(default=0, ge=0)

@@ -45,7 +45,8 @@ class Sample(Record):
     turns: list[Turn]
     """Replies, with token ids where the policy sampled tokens; `command_s` is null here."""
     trained: list[bool]
-    """Per message: whether the loss covers it (a policy's reply that is no slip)."""
+    """Per message: whether the loss covers it (a policy's reply that is no slip). Replies that a subgroup shares are
+    trained once: in repeat 0's sample; in the others they are context."""
     passed: bool | None
     """Verified outcome; null when undecided."""
     repercussion: Repercussion | None = None
@@ -70,7 +71,7 @@ class TextRow(Record):
     tools: str
     """Tools offered, as a JSON list."""
     message_mask: list[bool]
-    """Per message: whether to train on it."""
+    """Per message: whether to train on it. Replies that a subgroup shares are true in repeat 0's row alone."""
     environment: str
     """Family of the task."""
     kind: str
@@ -79,10 +80,16 @@ class TextRow(Record):
     """How tools and turns are written as text."""
     layout: Layout
     """One agent, or a team."""
+    agent: str
+    """Whose view it is."""
     role: str
     """Role of the agent."""
     effort: Effort
     """Reasoning effort that the prompt states."""
+    subgroup_id: str
+    """Equal for rows of episodes that differ in nothing but repeat and seed; with `agent`, those that are compared."""
+    repeat: Count
+    """Number of the rollout in its subgroup."""
     policy: str
     """`blueprint` says synthetic."""
     model: str | None
@@ -111,11 +118,19 @@ class TokenRow(Record):
     input_ids: list[Int32]
     """The conversation in the student's tokenizer; the ids really seen and sampled, for engine samples."""
     loss_mask: list[bool]
-    """Per token: whether the loss covers it."""
+    """Per token: whether the loss covers it. Replies that a subgroup shares are true in repeat 0's row alone."""
     logprobs: list[Float32 | None]
     """Per token: behaviour log probability (natural log); null where none was sampled."""
     policy_version: str | None
     """Weights that sampled the tokens; null when none did."""
+    agent: str
+    """Whose view it is."""
+    effort: Effort
+    """Reasoning effort that the prompt states."""
+    subgroup_id: str
+    """Equal for rows of episodes that differ in nothing but repeat and seed; with `agent`, those that are compared."""
+    repeat: Count
+    """Number of the rollout in its subgroup."""
     repercussion: Repercussion | None = None
     """What the agent broke; null when nothing."""
     reward: float | None

@@ -5,7 +5,7 @@ Called by the task stage.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 from agents.environments.leaks import visible_answers
 from agents.sandbox.base import Limits, Sandbox, SandboxPool
 from agents.swarm.actions import SANDBOX_TOOLS, perform
-from agents.swarm.group import ATTEMPTS
+from agents.swarm.subgroup import ATTEMPTS
 from agents.swarm.verify import prepare, verify
 from schemas.errors import SandboxCrashed, SandboxDied, SandboxExpired
 from schemas.ids import derive_seed
@@ -110,12 +110,11 @@ async def admit(task: Task, pool: SandboxPool, limits: Limits) -> list[Reject]:
     return untouched + solved
 
 
-async def _tried(run: _Trial, task: Task, pool: SandboxPool, limits: Limits, left: int = ATTEMPTS - 1) -> list[Reject]:
+async def _tried(run: _Trial, task: Task, pool: SandboxPool, limits: Limits) -> list[Reject]:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(SandboxDied):
+            return await run(task, pool, limits)
     try:
         return await run(task, pool, limits)
-    except SandboxDied as error:
-        if left:
-            return await _tried(run, task, pool, limits, left - 1)
-        if isinstance(error, SandboxCrashed | SandboxExpired):
-            return [Reject("sandbox_ends", type(error).__name__)]
-        raise
+    except (SandboxCrashed, SandboxExpired) as error:
+        return [Reject("sandbox_ends", type(error).__name__)]

@@ -81,8 +81,8 @@ def _action(tool: str, **arguments: str) -> Action:
 class BlueprintPolicy:
     """Plays one episode. Deterministic: the moves follow from task and spec, the quotations from the observations.
 
-    `shared` counts the turns by agent that its group played before this repeat branched: up to there its script is that
-    of repeat 0.
+    `shared` counts the turns by agent that its subgroup played before this repeat branched: up to there its script is
+    that of repeat 0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One episode: its sandbox, its rounds, its verification, its record. Called by `agents.swarm.group`.
+"""One episode: its sandbox, its rounds, its verification, its record. Called by `agents.swarm.subgroup`.
 
 A failed rollout is data. What the engine or the infrastructure failed at leaves `passed` None; an agent that ended its
 sandbox, or used up its lifetime, has failed. Only a host that cannot make sandboxes at all (SandboxUnsupported) and a
@@ -32,24 +32,31 @@ from schemas.errors import (
 from schemas.ids import canonical_json
 from schemas.task import Task
 
+ROOM_S = 60.0
+"""A repeat waits so long for room for its fork; past it, its subgroup gives its snapshot up and begins again."""
 PolicyMaker = Callable[[EpisodeSpec, Task, Mapping[str, int]], Policy]
-"""A fresh policy for a spec; the mapping says how many turns each agent has behind it that the group shares."""
+"""A fresh policy for a spec; the mapping says how many turns each agent has behind it that all repeats share."""
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What the episodes of a task need. `slots` bounds how many play at once."""
+class Resources:
+    """What the episodes of a task are played with. Subgroups of one policy share `slots` and `crowd`."""
 
     task: Task
     policy: PolicyMaker
     pool: SandboxPool
     limits: Limits
     slots: asyncio.Semaphore
+    """Bounds how many play at once."""
+    crowd: asyncio.Lock
+    """Held by a subgroup that found no room for its forks, while it begins again."""
+    room_s: float = ROOM_S
+    """See ROOM_S."""
 
 
 @dataclass
-class Play:
-    """An episode while it is played, or the rounds that a group shares. `reason` is None until it has ended."""
+class RunningEpisode:
+    """An episode while it is played, or the rounds that a subgroup shares. `reason` is None until it has ended."""
 
     rounds: Rounds
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -61,21 +68,20 @@ class Play:
     points: dict[str, bool] | None = None
     repercussion: Repercussion | None = None
 
-    def branch(self) -> "Play":
+    def branch(self) -> "RunningEpisode":
         """A copy that goes on by itself."""
         return replace(self, rounds=self.rounds.branch())
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
-        """It has ended."""
+        """It has ended. A sandbox that dies in the verification is the last reason, and the one that counts."""
         self.reason, self.error = reason, error
-        self.rounds.event("episode", "stop", reason=reason)
 
 
-async def open_prepared(ground: Ground, spec: EpisodeSpec) -> Sandbox:
+async def open_prepared(resources: Resources, spec: EpisodeSpec) -> Sandbox:
     """A fresh sandbox with the task's workspace."""
-    sandbox = await ground.pool.lease(ground.limits, spec.priority)
+    sandbox = await resources.pool.lease(resources.limits, spec.priority)
     try:
-        await prepare(sandbox, ground.task)
+        await prepare(sandbox, resources.task)
     except BaseException:
         await sandbox.close()
         raise
@@ -83,72 +89,76 @@ async def open_prepared(ground: Ground, spec: EpisodeSpec) -> Sandbox:
 
 
 async def _untouched(opening: Awaitable[Sandbox]) -> Sandbox:
-    """The sandbox. No agent was in it yet: when it crashes, that is no agent's doing."""
+    """The sandbox. No agent was in it yet: when it crashes or expires, that is no agent's doing."""
     try:
         return await opening
-    except SandboxCrashed as error:
+    except (SandboxCrashed, SandboxExpired) as error:
         raise SandboxLost(f"before the agent was in it: {error}") from error
 
 
 async def go_on(
-    play: Play, policy: Policy, opening: Awaitable[Sandbox], task: Task, rounds: int | None = None
+    running: RunningEpisode, policy: Policy, opening: Awaitable[Sandbox], task: Task, rounds: int | None = None
 ) -> Snapshot | None:
     """Play in the sandbox that `opening` gives, to the end and its verification: None.
 
-    A play that has not ended after `rounds` rounds is left there: the snapshot of its sandbox.
+    An episode that has not ended after `rounds` rounds is left there: the snapshot of its sandbox.
     """
     begun, sandbox = time.monotonic(), None
     try:
         sandbox = await _untouched(opening)
-        await _play(play, policy, sandbox, task.budget.episode_s, rounds)
-        if play.reason is None:
+        await _play_rounds(running, policy, sandbox, task.budget.episode_s, rounds)
+        if running.reason is None:
             return await sandbox.seal()
-        if play.reason != "engine_error":
-            play.points = await verify(sandbox, task, secrets.token_hex(16))
-            play.rounds.event("episode", "verify", points=play.points)
+        if running.reason != "engine_error":
+            running.points = await verify(sandbox, task, secrets.token_hex(16))
+            running.rounds.event("episode", "verify", points=running.points)
     except SandboxUnsupported:
         raise
     except SandboxCrashed as error:
-        play.repercussion = "sandbox_crashed"
-        play.stop("sandbox_crashed", str(error))
+        running.repercussion = "sandbox_crashed"
+        running.stop("sandbox_crashed", str(error))
     except SandboxExpired as error:
-        play.stop("sandbox_expired", str(error))
+        running.stop("sandbox_expired", str(error))
     except SandboxError as error:
-        play.stop("sandbox_error", str(error))
+        running.stop("sandbox_error", str(error))
     finally:
         policy.end()
         if sandbox is not None:
             await sandbox.close()
-        play.wall_s += time.monotonic() - begun
+        if running.reason is not None:
+            running.rounds.event("episode", "stop", reason=running.reason)
+        running.wall_s += time.monotonic() - begun
     return None
 
 
-async def _play(play: Play, policy: Policy, sandbox: Sandbox, seconds: float, rounds: int | None) -> None:
+async def _play_rounds(
+    running: RunningEpisode, policy: Policy, sandbox: Sandbox, seconds: float, rounds: int | None
+) -> None:
     begun = time.monotonic()
     try:
-        async with asyncio.timeout(seconds - play.played_s):
-            reason = await play.rounds.run(policy, sandbox, rounds)
+        async with asyncio.timeout(seconds - running.played_s):
+            reason = await running.rounds.run(policy, sandbox, rounds)
             if reason is not None:
-                play.stop(reason)
+                running.stop(reason)
     except TimeoutError:
-        play.stop("time_budget")
+        running.stop("time_budget")
     except ContextFull:
-        play.stop("context_full")
+        running.stop("context_full")
     except EngineUnavailable as error:
-        play.stop("engine_error", str(error))
+        running.stop("engine_error", str(error))
     finally:
-        play.played_s += time.monotonic() - begun
+        running.played_s += time.monotonic() - begun
 
 
-def _passed(play: Play) -> bool | None:
-    if play.reason in ("sandbox_crashed", "sandbox_expired"):
+def _passed(running: RunningEpisode) -> bool | None:
+    if running.reason in ("sandbox_crashed", "sandbox_expired"):
         return False
-    return None if play.points is None else all(play.points.values())
+    return None if running.points is None else all(running.points.values())
 
 
-def record(spec: EpisodeSpec, task: Task, play: Play, attempts: int) -> Episode:
+def record(spec: EpisodeSpec, task: Task, running: RunningEpisode, attempts: int) -> Episode:
     """The record of an episode that has ended."""
-    if play.reason is None:
+    if running.reason is None:
         raise ValueError(f"{spec.episode_id} has not ended")
     offered = scaffold(spec.provenance.scaffold).offered
     trajectories = [
@@ -159,7 +169,7 @@ def record(spec: EpisodeSpec, task: Task, play: Play, attempts: int) -> Episode:
             tools_json=canonical_json(offered(agent.tools)).decode(),
             turns=agent.turns,
         )
-        for agent in play.rounds.agents.values()
+        for agent in running.rounds.agents.values()
         if agent.turns
     ]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -180,18 +190,18 @@ def record(spec: EpisodeSpec, task: Task, play: Play, attempts: int) -> Episode:
         effort=provenance.effort,
         provenance=provenance,
         trajectories=trajectories,
-        events=play.rounds.events,
-        stop_reason=play.reason,
-        repercussion=play.repercussion,
-        error=play.error,
-        points_json=None if play.points is None else json.dumps(play.points, sort_keys=True),
-        passed=_passed(play),
+        events=running.rounds.events,
+        stop_reason=running.reason,
+        repercussion=running.repercussion,
+        error=running.error,
+        points_json=None if running.points is None else json.dumps(running.points, sort_keys=True),
+        passed=_passed(running),
         turns=len(turns),
         parse_errors=sum(turn.parse_error is not None for turn in turns),
         failed_actions=sum(turn.failed for turn in turns),
         prompt_tokens=sum(len(turn.prompt_ids or ()) for turn in sampled) if sampled else None,
         output_tokens=sum(len(turn.output_ids or ()) for turn in sampled) if sampled else None,
         attempts=attempts,
-        started_at=play.started_at,
-        wall_s=play.wall_s,
+        started_at=running.started_at,
+        wall_s=running.wall_s,
     )

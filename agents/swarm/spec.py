@@ -37,7 +37,7 @@ class EpisodeSpec(Record):
 
     @property
     def prefix(self) -> "EpisodeSpec":
-        """The spec that plays the shared rounds of this one's group: repeat 0, whether it is planned or not."""
+        """The spec that plays the shared rounds of this one's subgroup: repeat 0, whether it is planned or not."""
         provenance = self.provenance.model_copy(update={"repeat": 0, "seed": self.prefix_seed})
         return self.model_copy(update={"provenance": provenance})
 
@@ -56,7 +56,7 @@ def _spec(task: Task, play: PlaySettings, model: str, seed: int, cell: tuple[str
         effort=effort,
         repeat=repeat,
         seed=derived(repeat),
-        branch_after=play.branch_after if play.repeats > 1 else 0,
+        branch_after=play.branch_after,
     )
     return EpisodeSpec(
         task_id=task.task_id,
@@ -90,9 +90,9 @@ def plan_episodes(tasks: Sequence[Task], config: RunConfig) -> list[EpisodeSpec]
     return list({s.episode_id: s for s in specs}.values())
 
 
-def groups_of(specs: Iterable[EpisodeSpec]) -> list[list[EpisodeSpec]]:
-    """The specs by group (equal but for repeat and seed), in the order in which groups and specs come."""
-    groups: dict[str, list[EpisodeSpec]] = {}
+def subgroups_of(specs: Iterable[EpisodeSpec]) -> list[list[EpisodeSpec]]:
+    """The specs by subgroup (equal but for repeat and seed), in the order in which subgroups and specs come."""
+    subgroups: dict[str, list[EpisodeSpec]] = {}
     for spec in specs:
-        groups.setdefault(spec.prefix.episode_id, []).append(spec)
-    return list(groups.values())
+        subgroups.setdefault(spec.prefix.episode_id, []).append(spec)
+    return list(subgroups.values())

@@ -11,8 +11,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from uuid import uuid4
 import apache_beam as beam
 
 from agents.runtime import Runtime, open_runtime, run_all
-from agents.swarm.spec import EpisodeSpec, groups_of, plan_episodes
+from agents.swarm.spec import EpisodeSpec, plan_episodes, subgroups_of
 from pipelines import journal, pool_counts, store
 from pipelines.folder import RunFolder
 from pipelines.progress import Progress, tick
@@ -34,7 +33,7 @@ from schemas.task import Task
 UNDECIDED = {"engine_error": EngineUnavailable, "sandbox_error": SandboxError}
 """Stop reasons that say nothing about the policy, and what a rollout with nothing else raises."""
 IN_A_ROW = 16
-"""Prompts of one policy whose episodes end so, one after the other, and end the rollout."""
+"""Subgroups of one policy whose episodes end so, one after the other, and end the rollout."""
 BATCH = 2048
 """About the most episodes in one element: enough that a batch's tail is a small part of it."""
 
@@ -86,22 +85,19 @@ def _decided(folder: Path) -> set[str]:
 
 def _check_decided(folder: Path) -> None:
     """Raises EngineUnavailable or SandboxError when all episodes of a policy ended so: that says nothing about it."""
-    ends: dict[str, set[str]] = defaultdict(set)
-    errors = {}
+    ends: dict[str, dict[str, str | None]] = defaultdict(dict)
     for episode in _journaled(folder):
-        ends[episode["policy"]].add(episode["stop_reason"])
-        errors[episode["stop_reason"]] = episode["error"]
-    for reasons in ends.values():
-        if reasons == {"engine_error"}:
-            raise EngineUnavailable(f"rollout: the engine answered in none of its episodes: {errors['engine_error']}")
-        if reasons == {"sandbox_error"}:
-            raise SandboxError(f"rollout: no sandbox lived through an episode: {errors['sandbox_error']}")
+        ends[episode["policy"]][episode["stop_reason"]] = episode["error"]
+    for policy, errors in ends.items():
+        if errors.keys() <= UNDECIDED.keys():
+            why = "; ".join(f"{reason}: {error}" for reason, error in sorted(errors.items()))
+            raise UNDECIDED[min(errors)](f"rollout: no verdict on any episode of policy `{policy}`: {why}")
 
 
 def _batches(specs: Sequence[EpisodeSpec], tasks: dict[str, Task], workers: int) -> list[bytes]:
     count = max(workers, -(-len(specs) // BATCH))
-    groups, batches = groups_of(specs), []
-    for part in (list(chain.from_iterable(groups[i::count])) for i in range(count)):
+    subgroups, batches = subgroups_of(specs), []
+    for part in (list(chain.from_iterable(subgroups[i::count])) for i in range(count)):
         needed = {spec.task_id: tasks[spec.task_id].model_dump(mode="json") for spec in part}
         batches.append(json.dumps({"specs": [s.model_dump(mode="json") for s in part], "tasks": needed}).encode())
     return batches
@@ -140,10 +136,12 @@ class _Worker:
 
     def close(self) -> None:
         """End sandboxes, free the engine and end the thread."""
-        asyncio.run_coroutine_threadsafe(self.runtime.close(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(self.runtime.close(), self.loop).result()
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
 
 
 async def _started(work: Coroutine[Any, Any, list[str]]) -> asyncio.Task[list[str]]:
@@ -161,9 +159,9 @@ _workers_lock = threading.Lock()
 class PlayEpisodes(beam.DoFn):
     """A batch of specs in, the ids of its episodes out; the episodes themselves go to the journal."""
 
-    def __init__(self, config_json: str, folder: str, counter: str, pool_counts: str, needs_engine: bool) -> None:
+    def __init__(self, config_json: str, folder: str, counter: str, counts_folder: str, needs_engine: bool) -> None:
         self._config_json, self._folder, self._counter = config_json, folder, counter
-        self._pool_counts, self._needs_engine = pool_counts, needs_engine
+        self._counts_folder, self._needs_engine = counts_folder, needs_engine
 
     def setup(self) -> None:
         """Take part in this process's worker; the first one makes it."""
@@ -190,23 +188,34 @@ class PlayEpisodes(beam.DoFn):
         yield from self._worker.run(self._play(specs, tasks))
 
     async def _play(self, specs: list[EpisodeSpec], tasks: dict[str, Task]) -> list[str]:
-        writer = journal.JournalWriter(Path(self._folder))
+        writer, ids = journal.JournalWriter(Path(self._folder)), list[str]()
+        check = _in_a_row()
+
+        def ended(episode: Episode) -> None:
+            writer.append(episode)
+            tick(self._counter)
+            ids.append(episode.episode_id)
+            check(episode)
+
         try:
-            ids = []
-            in_a_row: dict[str, set[str]] = defaultdict(set)
-            async with aclosing(run_all(self._worker.runtime, specs, tasks)) as episodes:
-                async for episode in episodes:
-                    writer.append(episode)
-                    tick(self._counter)
-                    ids.append(episode.episode_id)
-                    failed, failure = in_a_row[episode.policy], UNDECIDED.get(episode.stop_reason)
-                    if failure is None:
-                        failed.clear()
-                        continue
-                    failed.add(episode.subgroup_id)
-                    if len(failed) >= IN_A_ROW:
-                        raise failure(f"rollout: no verdict on {IN_A_ROW} prompts in a row: {episode.error}")
+            await run_all(self._worker.runtime, specs, tasks, ended)
             return ids
         finally:
             writer.close()
-            pool_counts.write(Path(self._pool_counts), self._worker.name, self._worker.runtime.pool_counts())
+            pool_counts.write(Path(self._counts_folder), self._worker.name, self._worker.runtime.pool_counts())
+
+
+def _in_a_row() -> Callable[[Episode], None]:
+    """A check of each episode as it ends: EngineUnavailable or SandboxError once too many in a row are undecided."""
+    undecided: dict[str, set[str]] = defaultdict(set)
+
+    def check(episode: Episode) -> None:
+        seen, failure = undecided[episode.policy], UNDECIDED.get(episode.stop_reason)
+        if failure is None:
+            seen.clear()
+            return
+        seen.add(episode.subgroup_id)
+        if len(seen) >= IN_A_ROW:
+            raise failure(f"rollout: no verdict on {IN_A_ROW} subgroups in a row: {episode.error}")
+
+    return check

@@ -42,7 +42,8 @@ def play(tasks: dict[str, Task], config: RunConfig) -> tuple[dict[str, str], flo
 
     async def run(specs: list[EpisodeSpec]) -> dict[str, str]:
         runtime = open_runtime(config, needs_engine=any(s.provenance.policy == "engine" for s in specs))
-        episodes: list[Episode] = [episode async for episode in run_all(runtime, specs, tasks)]
+        episodes: list[Episode] = []
+        await run_all(runtime, specs, tasks, episodes.append)
         await runtime.close()
         return {e.episode_id: json.dumps([[m.content for m in t.messages] for t in e.trajectories]) for e in episodes}
 

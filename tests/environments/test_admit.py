@@ -6,11 +6,13 @@ import json
 import pytest
 from env_support import usage_pattern
 
-from agents.environments import file_chores, table_work
+from agents.environments import FAMILIES, file_chores, table_work
 from agents.sandbox.base import Limits
+from agents.sandbox.spares import OLD
 from agents.swarm.actions import perform
 from agents.swarm.admit import admit, structural
 from agents.swarm.verify import prepare, read_points, workspace_bytes
+from pipelines.config import LEAST_LIFETIME_S
 from schemas.errors import InputError
 from schemas.task import Action, FileSpec
 
@@ -74,6 +76,13 @@ def test_malformed_tasks_are_refused_without_a_sandbox(task):
     ]
     for case in cases:
         assert {r.reason for r in structural(task.model_copy(update=case))} == {"malformed"}, case.keys()
+
+
+@pytest.mark.parametrize("length", ["short", "medium", "long"])
+def test_a_task_s_time_is_over_before_that_of_its_sandbox(length):
+    for build in FAMILIES.values():
+        made = build(usage_pattern(length), 1, 0.0)
+        assert made.budget.episode_s + made.verification.timeout_s < LEAST_LIFETIME_S * (1 - OLD)
 
 
 def test_actions_in_a_sandbox(sandboxes):

@@ -87,6 +87,41 @@ def test_a_typo_is_told_what_was_meant(tmp_path: Path) -> None:
     ]
 
 
+def test_a_field_in_the_wrong_place_is_told_where_it_belongs(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("plays: []\nrollout: {plays: [{policy: scripted, effort: [50]}]}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert sorted(str(caught.value).splitlines()) == [
+        f"{file}:1: plays: no such field; did you mean rollout.plays?",
+        f"{file}:2: rollout.plays.0.effort: no such field; did you mean efforts?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sandbox:\n  nodes: ['10.0.0.7:8765']\n", r":2: sandbox\.nodes\.0: a URL begins with http:// or https://$"),
+        ("sandbox: {nodes: ['ftp://h']}\n", r"sandbox\.nodes\.0: a URL begins with"),
+        ("sandbox: {nodes: ['http://h:99999']}\n", r"sandbox\.nodes\.0: the port of a URL is a number"),
+        ("sandbox: {nodes: ['http://h:0']}\n", r"sandbox\.nodes\.0: the port"),
+        ("engine: {url: 'http:///v1'}\n", r"engine\.url: a URL names a host$"),
+        ("engine: {url: 'localhost:8000/v1'}\n", r"engine\.url: a URL begins with"),
+        ("sandbox: {lifetime_s: .inf}\n", r":1: sandbox\.lifetime_s: Input should be a finite number$"),
+        ("sandbox: {lifetime_s: 900}\n", r":1: sandbox\.lifetime_s: below 1200"),
+        (
+            "rollout:\n  plays:\n    - {policy: engine, branch_after: 2}\n",
+            r":3: rollout\.plays\.0: branch_after needs repeats above 1",
+        ),
+    ],
+)
+def test_values_that_no_stage_could_use(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_config(file)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

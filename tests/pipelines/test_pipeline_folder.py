@@ -1,5 +1,6 @@
 """The run folder: what is done, what a change makes undone, and that one process has it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from pipelines import store
 from pipelines.folder import OUTPUT, STAGES, RunFolder, finishing, locked, open_or_create, open_run
+from pipelines.progress import Progress
 from pipelines.rejects import make_reject
+from pipelines.stages import open_for
 from schemas.errors import ConfigError, StageError
 from schemas.recipe import PatternSettings, PlaySettings, RolloutSettings, RunConfig, SandboxSettings, ScoreSettings
 
@@ -67,7 +70,8 @@ def played(**changes: object) -> list[PlaySettings]:
         ({"sandbox": SandboxSettings(max_live=9, spares=2, nodes=["http://10.0.0.7:1"], nodes_token_env="T")}, []),
         ({"sandbox": SandboxSettings(lifetime_s=9)}, ["tasks", "rollout", "score", "shards"]),
         ({"rollout": RolloutSettings(plays=played(priority="background"))}, []),
-        ({"rollout": RolloutSettings(plays=played(branch_after=1))}, ["rollout", "score", "shards"]),
+        ({"sandbox": SandboxSettings(accept_process_memory_limit=True)}, []),
+        ({"rollout": RolloutSettings(plays=played(repeats=2, branch_after=1))}, ["rollout", "score", "shards"]),
     ],
 )
 def test_another_configuration_undoes_what_depends_on_it(tmp_path: Path, change: dict, expected: list[str]) -> None:
@@ -116,6 +120,52 @@ def test_another_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="damaged"):
         open_run(tmp_path)
+
+
+def older(run: RunFolder) -> RunFolder:
+    """As an earlier version would have left it."""
+    facts = run.facts()
+    facts["versions"]["tables"]["episodes"] = 1
+    (run.path / "run.json").write_text(json.dumps(facts))
+    return run
+
+
+def test_the_folder_of_another_version_is_named_so(tmp_path: Path) -> None:
+    run = older(made(tmp_path))
+    with pytest.raises(ConfigError, match=r"another version \(episodes 1, now 2\); `trajmill run` makes it again"):
+        open_run(run.path)
+    assert open_run(run.path, any_version=True) == run
+    facts = run.facts()
+    for versions in ({}, {"tables": 3}, "1"):
+        (run.path / "run.json").write_text(json.dumps(facts | {"versions": versions}))
+        with pytest.raises(ConfigError, match="episodes unknown, now 2"):
+            open_run(run.path)
+
+
+@pytest.mark.parametrize("words", [["summary"], ["show", "aa"], ["score"], ["sql", "select 1 as one"]])
+def test_commands_on_the_folder_of_another_version(tmp_path: Path, words: list[str]) -> None:
+    run = older(made(tmp_path))
+    command = [sys.executable, "-m", "pipelines.cli", words[0], str(run.path), *words[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if words[0] == "sql":  # reads whatever columns there are
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "written by another version" in done.stderr
+
+
+def test_a_run_over_the_folder_of_another_version_says_that_it_begins_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = older(made(tmp_path))
+    open_for(tmp_path / "logs", run.path, RunConfig(), Progress())
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "(episodes 1, now 2): every stage runs again, all episodes included" in said
+    open_for(tmp_path / "logs", run.path, RunConfig(), Progress())
+    assert capsys.readouterr().err == ""
+    assert open_run(run.path) == run
 
 
 def test_one_process_has_the_folder_until_it_ends(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_what_sandboxes_cost_is_shown_where_there_is_something(run: RunFolder) -
     ]
     store.write_table(run.path, "episodes", made, 1)
     found = sections(run)["episodes"]
-    assert found.columns[-3:] == ("crashed their sandbox", "outlived it", "lost a sandbox")
+    assert found.columns[-3:] == ("crashed", "expired", "lost")
     assert found.rows == [("scripted", "tool_json", "solo", 3, 1, 0, "33.3 %", 1, 1, 1)]
     assert "repercussion: sandbox_crashed" in shown(run, "c1")
     assert "begun 2 times" in shown(run, "c3")
@@ -218,6 +218,7 @@ def test_what_pools_counted_is_added_up_and_shown_in_one_line(run: RunFolder) ->
         "held_s": {"latency": 1.5, "background": 2},
     }  # fmt: skip
     assert sections(run)["episodes"].note.splitlines()[-1] == (
-        "sandboxes of the rollout: 7 created; at most 3 at once; held background 2 s, latency 1.5 s; "
+        "sandboxes since the rollout was last started: 7 created; at most 3 at once; "
+        "held 2 s (background), 1.5 s (latency); "
         "deaths: crashed 2; refused: memory 2; reclaimed: 1"
     )

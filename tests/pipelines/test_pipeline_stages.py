@@ -33,7 +33,7 @@ from pipelines.progress import Progress
 from pipelines.stages import needed, open_for, run_stage
 logs, out, config = map(Path, sys.argv[1:4])
 with locked(out):
-    run = open_for(logs, out, load_config(config))
+    run = open_for(logs, out, load_config(config), Progress(quiet=True))
     for stage in sys.argv[4:]:
         if needed(run, stage):
             run_stage(run, stage, Progress(quiet=True))
@@ -47,7 +47,7 @@ def process(out: Path, config: Path, *stages: str) -> subprocess.Popen:
 
 def run_here(out: Path, config: Path, *stages: str, **overrides: object) -> RunFolder:
     with locked(out):
-        run = open_for(LOGS, out, load_config(config, **overrides))
+        run = open_for(LOGS, out, load_config(config, **overrides), Progress(quiet=True))
         for stage in stages:
             if needed(run, stage):
                 run_stage(run, stage, Progress(quiet=True))
@@ -113,7 +113,7 @@ def test_what_is_done_is_skipped_and_a_change_reruns_what_it_touches(copy: RunFo
     again = run_here(copy.path, config, *FIRST)
     assert {p: p.stat().st_mtime_ns for p in again.path.rglob("*.parquet")} == stamps
     with locked(copy.path):
-        changed = open_for(LOGS, copy.path, load_config(config, patterns={"min_sessions": 6}))
+        changed = open_for(LOGS, copy.path, load_config(config, patterns={"min_sessions": 6}), Progress(quiet=True))
     assert [stage for stage in FIRST if needed(changed, stage)] == ["patterns", "tasks"]
 
 
@@ -145,7 +145,7 @@ def test_no_session_is_a_clear_error(tmp_path: Path, config: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.txt").write_text("hello")
     with locked(tmp_path / "run"):
-        run = open_for(tmp_path / "logs", tmp_path / "run", load_config(config))
+        run = open_for(tmp_path / "logs", tmp_path / "run", load_config(config), Progress(quiet=True))
         run_stage(run, "ingest", Progress(quiet=True))
         with pytest.raises(StageError, match="no session could be read"):
             run_stage(run, "patterns", Progress(quiet=True))
@@ -154,12 +154,12 @@ def test_no_session_is_a_clear_error(tmp_path: Path, config: Path) -> None:
 def test_the_run_folder_is_not_read_as_logs(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="must not lie inside"):
-        open_for(tmp_path, tmp_path / "runs" / "x", load_config())
+        open_for(tmp_path, tmp_path / "runs" / "x", load_config(), Progress(quiet=True))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no files"):
-        open_for(tmp_path / "empty", tmp_path / "run", load_config())
+        open_for(tmp_path / "empty", tmp_path / "run", load_config(), Progress(quiet=True))
     with pytest.raises(InputError, match="no such file"):
-        open_for(tmp_path / "nowhere", tmp_path / "run", load_config())
+        open_for(tmp_path / "nowhere", tmp_path / "run", load_config(), Progress(quiet=True))
 
 
 def test_one_conversation_of_a_partner_counts_once() -> None:

@@ -65,7 +65,7 @@ def test_no_answer_is_an_error_and_is_played_again(tmp_path: Path, server: Serve
 
     asleep = trajmill(*run)
     assert asleep.returncode == 2
-    assert "the engine answered in none of its episodes" in asleep.stderr
+    assert "no verdict on any episode of policy `engine`: engine_error: " in asleep.stderr
     assert "asleep" in asleep.stderr.splitlines()[-1]
     assert not (out / "episodes").exists()
 

@@ -61,6 +61,34 @@ def test_both_rows_say_what_the_agent_broke() -> None:
     assert text_row(sample).repercussion == token_row(sample, TOKENIZER).repercussion == "sandbox_crashed"
 
 
+def test_both_rows_tell_subgroups_apart() -> None:
+    made = [episode(seed, policy="engine", repeat=seed) for seed in range(3)]
+    samples = [s for e in made for s in samples_of(e, ScoreSettings())]
+    for row in [*map(text_row, samples), *(token_row(s, TOKENIZER) for s in samples)]:
+        (sample,) = (s for s in samples if s.sample_id == row.sample_id)
+        assert (row.subgroup_id, row.repeat) == (sample.subgroup_id, sample.repeat)
+        assert (row.agent, row.effort) == ("solo", 50)
+    assert len({s.subgroup_id for s in samples}) == 1
+    assert [s.repeat for s in samples] == [0, 1, 2]
+
+
+@given(shared=st.integers(0, 4), repeat=st.integers(0, 2), policy=st.sampled_from(["engine", "blueprint"]))
+def test_shared_turns_are_context_but_in_repeat_0(shared: int, repeat: int, policy: str) -> None:
+    view = trajectory(1, turns=5, sampled=policy == "engine")
+    turns = [t.model_copy(update={"shared": t.index < shared}) for t in view.turns]
+    made = episode(1, policy=policy, repeat=repeat, views=[view.model_copy(update={"turns": turns})])
+    (sample,) = samples_of(made, ScoreSettings())
+    trained = 5 if repeat == 0 else 5 - shared
+    row = token_row(sample, TOKENIZER)
+    assert sum(text_row(sample).message_mask) == sum(sample.trained) == trained
+    alone = token_row(sample_of(1, policy, 5), TOKENIZER)
+    assert row.input_ids == alone.input_ids
+    dropped = sum(alone.loss_mask) - sum(row.loss_mask)
+    assert (dropped > 0) == (repeat > 0 and shared > 0)
+    first = row.loss_mask.index(True)
+    assert row.loss_mask[first:] == alone.loss_mask[first:]
+
+
 @given(seed=st.text(max_size=20), turns=st.integers(1, 6), kinds=flags)
 def test_blueprint_rows_follow_the_template(seed: str, turns: int, kinds: dict[str, Any]) -> None:
     sample = sample_of(seed, "blueprint", turns, **kinds)

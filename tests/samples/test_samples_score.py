@@ -124,6 +124,15 @@ def test_of_equal_texts_the_smallest_id_stays() -> None:
     assert sorted(s.verdict.reason for s in judged) == ["duplicate"] * 3 + ["kept", "not_passed"]
 
 
+def test_of_equal_texts_the_one_with_most_to_train_on_stays() -> None:
+    view = trajectory("same")
+    turns = [t.model_copy(update={"shared": t.index == 0}) for t in view.turns]
+    twins = [episode("same", repeat=i, views=[view.model_copy(update={"turns": turns})]) for i in range(6)]
+    (kept,) = (s for s in score(twins, SETTINGS) if s.verdict.keep)
+    assert kept.repeat == 0
+    assert min(twins, key=lambda e: samples_of(e, SETTINGS)[0].sample_id).provenance.repeat != 0
+
+
 def test_order_of_episodes_does_not_matter() -> None:
     episodes = [episode(i // 2, repeat=i, passed=i % 3 != 0) for i in range(12)]
     expected = score(episodes, SETTINGS, {"task_1": BUDGET})

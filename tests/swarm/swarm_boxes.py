@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from agents.sandbox.base import Limits, Priority, Snapshot
-from agents.sandbox.fake import Call, FakeFactory, FakeSandbox, Reply, ok
+from agents.sandbox.fake import Call, FakeFactory, FakeSandbox, FakeSnapshot, Reply, ok
 from agents.sandbox.pool import Pool, PoolSettings
 from schemas.errors import SandboxDied
 
@@ -13,13 +14,26 @@ Deaths = Mapping[tuple[int, str], SandboxDied]
 VERIFY_COMMAND = "python3 -I /verify/verify.py"
 
 
+@dataclass(frozen=True)
+class CountedSnapshot(FakeSnapshot):
+    """Tells its factory when it is given up."""
+
+    boxes: "Boxes"
+
+    async def close(self) -> None:
+        self.boxes.held -= 1
+
+
 class Boxes(FakeFactory):
-    """`live` counts sandboxes that are open, `most` the most at once, `forks` those that were forked."""
+    """`live` counts sandboxes that are open, `most` the most at once, `forks` those that were forked.
+
+    `held` counts snapshots that were not given up, `most_held` the most at once.
+    """
 
     def __init__(self, deaths: Deaths | None = None) -> None:
         super().__init__(self._play)
         self.deaths = dict(deaths or {})
-        self.live = self.most = self.forks = 0
+        self.live = self.most = self.forks = self.held = self.most_held = 0
 
     async def open(self, limits: Limits, priority: Priority = "latency") -> FakeSandbox:
         return self._counted(await super().open(limits, priority))
@@ -45,7 +59,15 @@ class Boxes(FakeFactory):
             self.live -= not box.closed
             await close()
 
-        box.close = closed  # type: ignore[method-assign]
+        seal = box.seal
+
+        async def sealed() -> CountedSnapshot:
+            snapshot = await seal()
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            return CountedSnapshot(snapshot.limits, snapshot.files, self)
+
+        box.close, box.seal = closed, sealed  # type: ignore[method-assign]
         return box
 
     def _play(self, box: FakeSandbox, call: Call) -> Reply:

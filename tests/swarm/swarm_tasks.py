@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from agents.sandbox.base import Limits, SandboxPool
 from agents.scaffolds import scaffold
 from agents.swarm.blueprint import BlueprintPolicy
-from agents.swarm.episode import Ground, PolicyMaker
-from agents.swarm.group import run_group
-from agents.swarm.spec import EpisodeSpec
+from agents.swarm.episode import ROOM_S, PolicyMaker, Resources
+from agents.swarm.spec import EpisodeSpec, subgroups_of
+from agents.swarm.subgroup import run_subgroup, together
 from schemas.episode import Episode, Provenance
 from schemas.task import Action, BlueprintStep, Budget, FileSpec, Task, Verification
 
@@ -78,16 +78,21 @@ def blueprint_maker(wanted: EpisodeSpec, task: Task, shared) -> BlueprintPolicy:
     return BlueprintPolicy(wanted, task, scaffold(wanted.provenance.scaffold), shared)
 
 
-def play_group(
-    specs: Sequence[EpisodeSpec], task: Task, maker: PolicyMaker, open_pool: Callable[[], SandboxPool], slots: int = 64
+def play_specs(
+    specs: Sequence[EpisodeSpec],
+    task: Task,
+    maker: PolicyMaker,
+    open_pool: Callable[[], SandboxPool],
+    slots: int = 64,
+    room_s: float = ROOM_S,
 ) -> list[Episode]:
-    """The episodes of one group, as they end, in a pool of their own."""
+    """The episodes of the specs' subgroups, all at once, as they end, in a pool of their own."""
 
     async def run() -> list[Episode]:
         pool, ended = open_pool(), []
         try:
-            ground = Ground(task, maker, pool, Limits(), asyncio.Semaphore(slots))
-            await run_group(specs, ground, ended.append)
+            resources = Resources(task, maker, pool, Limits(), asyncio.Semaphore(slots), asyncio.Lock(), room_s)
+            await together(run_subgroup(some, resources, ended.append) for some in subgroups_of(specs))
         finally:
             await pool.close()
         return ended

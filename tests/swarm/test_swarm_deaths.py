@@ -5,16 +5,16 @@ import json
 
 import pytest
 from swarm_boxes import VERIFY_COMMAND, Boxes, Deaths
-from swarm_tasks import blueprint_maker, play_group, shout_task, spec, timeless
+from swarm_tasks import blueprint_maker, play_specs, shout_task, spec, timeless
 
 from agents.sandbox.base import Limits, Priority
 from agents.sandbox.fake import FakeSandbox
 from agents.swarm.admit import Reject, admit
-from agents.swarm.group import ATTEMPTS
+from agents.swarm.subgroup import ATTEMPTS
 from pipelines.rows import text_row
 from pipelines.samples import samples_of
 from schemas.episode import Episode
-from schemas.errors import SandboxCrashed, SandboxError, SandboxExpired, SandboxLost, SandboxUnsupported
+from schemas.errors import SandboxCrashed, SandboxDied, SandboxError, SandboxExpired, SandboxLost, SandboxUnsupported
 from schemas.recipe import ScoreSettings
 
 CRASHED, EXPIRED, LOST = SandboxCrashed("PID 1 is gone"), SandboxExpired("3600 s are over"), SandboxLost("node gone")
@@ -23,7 +23,7 @@ WORK = "tr a-z"
 
 def play(deaths: Deaths | None = None, layout: str = "solo", **settings: object) -> tuple[Episode, Boxes]:
     boxes = Boxes(deaths)
-    (episode,) = play_group([spec(layout=layout)], shout_task(), blueprint_maker, boxes.pool(**settings))
+    (episode,) = play_specs([spec(layout=layout)], shout_task(), blueprint_maker, boxes.pool(**settings))
     assert boxes.live == 0
     return episode, boxes
 
@@ -50,7 +50,8 @@ def test_the_turn_that_crashed_it_is_in_the_record() -> None:
 def test_a_crash_in_the_verification_is_the_agent_s() -> None:
     episode, _ = play({(0, VERIFY_COMMAND): CRASHED})
     assert (episode.stop_reason, episode.passed, episode.repercussion) == ("sandbox_crashed", False, "sandbox_crashed")
-    assert stops(episode) == ["submitted", "sandbox_crashed"]
+    assert stops(episode) == ["sandbox_crashed"]
+    assert episode.events[-1].kind == "stop"
 
 
 def test_a_sample_of_a_crash_is_flagged_and_kept_only_with_the_failed_ones() -> None:
@@ -94,19 +95,24 @@ def test_no_room_is_undecided() -> None:
     assert (episode.stop_reason, episode.passed, len(boxes.opened)) == ("sandbox_error", None, 0)
 
 
-class _CrashesAtPut(Boxes):
+class _GoneAtPut(Boxes):
     """Its first sandbox is gone before any agent was in it."""
+
+    def __init__(self, error: SandboxDied) -> None:
+        super().__init__()
+        self.error = error
 
     async def open(self, limits: Limits, priority: Priority = "latency") -> FakeSandbox:
         box = await super().open(limits, priority)
         if len(self.opened) == 1:
-            box.gone = CRASHED
+            box.gone = self.error
         return box
 
 
-def test_a_crash_before_the_agent_came_is_not_its_doing() -> None:
-    boxes = _CrashesAtPut()
-    (episode,) = play_group([spec()], shout_task(), blueprint_maker, boxes.pool())
+@pytest.mark.parametrize("error", [CRASHED, EXPIRED])
+def test_a_death_before_the_agent_came_is_not_its_doing(error: SandboxDied) -> None:
+    boxes = _GoneAtPut(error)
+    (episode,) = play_specs([spec()], shout_task(), blueprint_maker, boxes.pool())
     assert (episode.passed, episode.attempts, episode.repercussion) == (True, 2, None)
 
 
@@ -117,13 +123,13 @@ class _Cannot(Boxes):
 
 def test_a_host_that_makes_no_sandbox_stops_the_run() -> None:
     with pytest.raises(SandboxUnsupported):
-        play_group([spec()], shout_task(), blueprint_maker, _Cannot().pool())
+        play_specs([spec()], shout_task(), blueprint_maker, _Cannot().pool())
 
 
 def test_priority_reaches_the_sandbox() -> None:
     boxes = Boxes()
     wanted = spec().model_copy(update={"priority": "background"})
-    play_group([wanted], shout_task(), blueprint_maker, boxes.pool())
+    play_specs([wanted], shout_task(), blueprint_maker, boxes.pool())
     assert [box.priority for box in boxes.opened] == ["background"]
     assert wanted.episode_id == spec().episode_id
 

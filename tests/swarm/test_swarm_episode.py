@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from swarm_tasks import bash, blueprint_maker, play_group, shout_task, spec, step, timeless
+from swarm_tasks import bash, blueprint_maker, play_specs, shout_task, spec, step, timeless
 
 from agents.sandbox.native.host import NativeFactory
 from agents.sandbox.pool import Pool
@@ -25,12 +25,12 @@ def native() -> Pool:
 
 
 def play(wanted: EpisodeSpec, policy: Policy, task: Task | None = None) -> Episode:
-    (episode,) = play_group([wanted], task or shout_task(), lambda *_: policy, native)
+    (episode,) = play_specs([wanted], task or shout_task(), lambda *_: policy, native)
     return episode
 
 
 def blueprint(wanted: EpisodeSpec, task: Task) -> Episode:
-    (episode,) = play_group([wanted], task, blueprint_maker, native)
+    (episode,) = play_specs([wanted], task, blueprint_maker, native)
     return episode
 
 

@@ -1,24 +1,31 @@
 """Best of n from one prefix: the same records as without forking, each whole, the prefix played once."""
 
+import asyncio
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 from swarm_boxes import VERIFY_COMMAND, Boxes, Deaths
-from swarm_tasks import bash, blueprint_maker, play_group, shout_task, spec, timeless
+from swarm_tasks import bash, blueprint_maker, play_specs, shout_task, spec, timeless
 
 from agents.engine.base import GenerateRequest, GenerateResult
-from agents.sandbox.base import Priority, Snapshot
+from agents.runtime import Runtime, run_all
+from agents.sandbox.base import Limits, Priority, Snapshot
 from agents.sandbox.fake import FakeSandbox
 from agents.sandbox.native.host import NativeFactory
-from agents.sandbox.pool import Pool
+from agents.sandbox.pool import Pool, PoolSettings
+from agents.sandbox.signals import Reading, Signals
 from agents.scaffolds import scaffold
 from agents.swarm.blueprint import BlueprintPolicy
 from agents.swarm.policy import Agent, EnginePolicy, Reply, ScriptedPolicy
-from agents.swarm.spec import EpisodeSpec, groups_of, plan_episodes
+from agents.swarm.spec import EpisodeSpec, plan_episodes, subgroups_of
+from agents.swarm.subgroup import ATTEMPTS
 from pipelines.samples import score
 from schemas.episode import Episode
-from schemas.errors import SandboxCrashed, SandboxLost, SandboxRefused
+from schemas.errors import SandboxCrashed, SandboxLost, SandboxRefused, StageError
 from schemas.ids import derive_seed
 from schemas.recipe import PlaySettings, RolloutSettings, RunConfig, ScoreSettings
 from schemas.task import Action, Task
@@ -33,7 +40,7 @@ def group(n: int, branch_after: int, layout: str = "solo", effort: int = 100, po
 
 def play(specs: list[EpisodeSpec], task: Task, deaths: Deaths | None = None, maker=blueprint_maker, slots: int = 64):
     boxes = Boxes(deaths)
-    episodes = play_group(specs, task, maker, boxes.pool(), slots)
+    episodes = play_specs(specs, task, maker, boxes.pool(), slots)
     assert boxes.live == 0
     assert sorted(e.episode_id for e in episodes) == sorted(s.episode_id for s in specs)
     return {e.provenance.repeat: timeless(e) for e in episodes}, boxes
@@ -72,11 +79,11 @@ def native() -> Pool:
 
 
 def test_real_sandboxes_too() -> None:
-    forked = play_group(group(3, 2), shout_task(), blueprint_maker, native)
+    forked = play_specs(group(3, 2), shout_task(), blueprint_maker, native)
     assert all(e.passed for e in forked)
     for episode in forked:
         lone = group(3, 0)[episode.provenance.repeat]
-        (alone,) = play_group([lone], shout_task(), blueprint_maker, native)
+        (alone,) = play_specs([lone], shout_task(), blueprint_maker, native)
         assert unbranched(episode) == unbranched(alone)
 
 
@@ -117,7 +124,7 @@ def test_a_prefix_that_ends_the_episode_is_every_repeat() -> None:
 
 
 @pytest.mark.parametrize("branch_after", [0, 2])
-def test_a_group_that_goes_on_plays_only_what_is_missing(branch_after: int) -> None:
+def test_a_subgroup_that_goes_on_plays_only_what_is_missing(branch_after: int) -> None:
     specs, task = group(4, branch_after), shout_task(slip_rate=0.5)
     whole, _ = play(specs, task)
     for missing in ([specs[2]], specs[1:3]):
@@ -126,10 +133,10 @@ def test_a_group_that_goes_on_plays_only_what_is_missing(branch_after: int) -> N
 
 
 @pytest.mark.parametrize(("number", "word"), [(0, "cat in.txt"), (0, "tr a-z"), (1, "wc"), (2, VERIFY_COMMAND)])
-def test_what_is_lost_of_a_group_is_played_again(number: int, word: str) -> None:
+def test_what_is_lost_of_a_subgroup_is_played_again(number: int, word: str) -> None:
     specs, task = group(3, 2), shout_task()
     boxes = Boxes({(number, word): SandboxLost("gone")})
-    episodes = play_group(specs, task, blueprint_maker, boxes.pool())
+    episodes = play_specs(specs, task, blueprint_maker, boxes.pool())
     undisturbed, _ = play(specs, task)
     assert {e.provenance.repeat: timeless(e) for e in episodes} == undisturbed
     assert sorted(e.attempts for e in episodes) == ([2, 2, 2] if number == 0 else [1, 1, 2])
@@ -141,12 +148,12 @@ def test_slots_bound_what_plays_at_once() -> None:
 
 
 class _Full(Boxes):
-    """A node that says at once that it is full: every fork is refused the first time."""
+    """A node that says at once that it is full: so many forks are refused."""
 
-    refused = 0
+    refused, most_refused = 0, 3
 
     async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> FakeSandbox:
-        if self.refused < 3:
+        if self.refused < self.most_refused:
             self.refused += 1
             raise SandboxRefused("live", "no room")
         return await super().fork(snapshot, priority)
@@ -154,9 +161,99 @@ class _Full(Boxes):
 
 def test_a_fork_waits_for_room() -> None:
     boxes = _Full()
-    episodes = play_group(group(3, 2), shout_task(), blueprint_maker, boxes.pool())
+    episodes = play_specs(group(3, 2), shout_task(), blueprint_maker, boxes.pool())
     assert [(e.passed, e.attempts) for e in episodes] == [(True, 1)] * 3
     assert (boxes.refused, boxes.forks) == (3, 3)
+
+
+def crowd(subgroups: int, repeats: int = 2) -> list[EpisodeSpec]:
+    return [
+        spec(effort=50 + i, repeat=k, seed=11 + k, branch_after=1) for i in range(subgroups) for k in range(repeats)
+    ]
+
+
+def test_no_room_for_a_fork_gives_the_snapshot_up_and_is_no_lost_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    boxes = _Full()
+    boxes.most_refused = 6 * ATTEMPTS  # every repeat waits in vain more often than an episode may be begun
+    episodes = play_specs(group(3, 2), shout_task(), blueprint_maker, boxes.pool(), room_s=0.02)
+    undisturbed, _ = play(group(3, 2), shout_task())
+    assert {e.provenance.repeat: timeless(e) for e in episodes} == undisturbed
+    assert [e.attempts for e in episodes] == [1, 1, 1]
+    assert len([r for r in caplog.records if "no room" in r.getMessage()]) > ATTEMPTS
+    assert (boxes.held, boxes.most_held, boxes.live) == (0, 1, 0)
+
+
+def test_subgroups_whose_snapshots_take_all_room_do_not_wait_for_each_other_for_ever() -> None:
+    """Each snapshot keeps 64 MB; with more than two of them no sandbox is let in."""
+    boxes, host = Boxes(), Signals()()
+
+    def signals() -> Reading:
+        need = Limits().memory_mb + Limits().disk_mb + PoolSettings().free_memory_mb + 40
+        return replace(host, memory_mb=need + 64 * (2 - boxes.held))
+
+    open_pool = lambda: Pool(boxes, PoolSettings(), signals)  # noqa: E731
+    episodes = play_specs(crowd(6), shout_task(), blueprint_maker, open_pool, room_s=0.3)
+    assert [(e.passed, e.attempts) for e in episodes] == [(True, 1)] * 12
+    assert boxes.most_held > 2
+    assert boxes.held == 0
+
+
+def run_with(boxes: Boxes, specs: list[EpisodeSpec], concurrency: int, ended: Callable[[Episode], None]) -> None:
+    async def run() -> None:
+        settings = RunConfig(rollout=RolloutSettings(concurrency=concurrency))
+        runtime = Runtime(None, boxes.pool()(), settings)
+        try:
+            await run_all(runtime, specs, {"task_shout": shout_task()}, ended)
+        finally:
+            await runtime.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (3, 1), (4, 2), (7, 3)])
+def test_branched_subgroups_times_their_repeats_are_at_most_the_concurrency(concurrency: int, held: int) -> None:
+    boxes, ended = Boxes(), []
+    run_with(boxes, [*crowd(5), spec(layout="team")], concurrency, ended.append)
+    assert len(ended) == 11
+    assert all(e.passed for e in ended)
+    assert boxes.most_held == held
+    assert boxes.most <= concurrency
+
+
+def test_every_episode_that_ended_was_handed_over_when_the_consumer_stops_the_rest() -> None:
+    boxes, ended = Boxes(), []
+
+    def stop(episode: Episode) -> None:
+        ended.append(episode)
+        if len(ended) == 2:
+            raise StageError("enough")
+
+    with pytest.raises(StageError, match="enough"):
+        run_with(boxes, group(9, 0), 3, stop)
+    verified = sum(any(call.stdin for call in box.calls) for box in boxes.opened)
+    assert 2 <= len(ended) == verified < 9
+    assert boxes.live == 0
+
+
+def test_an_engine_is_closed_also_where_the_pool_fails_to() -> None:
+    class BadPool(Pool):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("a folder is busy")
+
+    class Engine(_Engine):
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    async def run() -> Engine:
+        engine = Engine([])
+        with pytest.raises(OSError, match="busy"):
+            await Runtime(engine, BadPool(Boxes()), RunConfig()).close()
+        return engine
+
+    assert asyncio.run(run()).closed
 
 
 def test_the_death_of_a_zygote_costs_nothing_but_time() -> None:
@@ -173,8 +270,8 @@ def test_the_death_of_a_zygote_costs_nothing_but_time() -> None:
     def maker(wanted: EpisodeSpec, task: Task, shared) -> Killing:
         return Killing(wanted, task, scaffold("tool_json"), shared)
 
-    episodes = play_group(group(3, 2), task, maker, lambda: Pool(factory))
-    undisturbed = play_group(group(3, 2), task, blueprint_maker, native)
+    episodes = play_specs(group(3, 2), task, maker, lambda: Pool(factory))
+    undisturbed = play_specs(group(3, 2), task, blueprint_maker, native)
     assert killed
     assert max(e.attempts for e in episodes) == 2
     by_id = [sorted(map(timeless, some), key=lambda e: e.episode_id) for some in (episodes, undisturbed)]
@@ -232,6 +329,28 @@ def test_a_sampling_policy_shares_the_prefix_s_tokens_and_then_draws_by_itself()
     assert unbranched(alone[0]) == unbranched(episodes[0])
 
 
+@pytest.mark.parametrize("layout", ["solo", "team"])
+def test_what_a_subgroup_shares_is_trained_once(layout: str) -> None:
+    episodes, _ = play(group(3, 3, layout), shout_task(slip_rate=0.5))
+    samples = score(episodes.values(), ScoreSettings())
+    assert {s.repeat for s in samples if s.verdict.keep} == {0, 1, 2}
+    for sample in samples:
+        for turn in sample.turns:
+            good = not turn.slip and turn.parse_error is None
+            assert sample.trained[turn.message] == (good and (sample.repeat == 0 or not turn.shared))
+    shared_ones = [s.repeat for s in samples for t in s.turns if t.shared and s.trained[t.message]]
+    assert shared_ones and set(shared_ones) == {0}
+
+
+def test_of_repeats_that_are_equal_the_first_is_trained_on() -> None:
+    episodes, _ = play(group(4, 50), shout_task())
+    reasons = {s.repeat: s.verdict.reason for s in score(episodes.values(), ScoreSettings())}
+    assert reasons == {0: "kept", 1: "nothing_trained", 2: "nothing_trained", 3: "nothing_trained"}
+    episodes, _ = play(group(4, 1), shout_task())
+    reasons = {s.repeat: s.verdict.reason for s in score(episodes.values(), ScoreSettings())}
+    assert reasons == {0: "kept", 1: "duplicate", 2: "duplicate", 3: "duplicate"}
+
+
 def test_repeats_are_compared_with_each_other() -> None:
     good, bad = "tr a-z A-Z < in.txt > out.txt", "true"
 
@@ -260,8 +379,8 @@ def test_ids_of_the_first_version_are_kept() -> None:
 def test_branching_changes_ids_where_there_is_something_to_branch() -> None:
     ids = {s.episode_id for s in plan_episodes([shout_task()], config())}
     assert ids.isdisjoint(s.episode_id for s in plan_episodes([shout_task()], config(branch_after=1)))
-    lone = plan_episodes([shout_task()], config(repeats=1, branch_after=1))
-    assert lone == plan_episodes([shout_task()], config(repeats=1))
+    with pytest.raises(ValidationError, match="branch_after needs repeats above 1"):
+        config(repeats=1, branch_after=1)
 
 
 def test_what_the_id_knows_tells_groups_apart() -> None:
@@ -269,6 +388,6 @@ def test_what_the_id_knows_tells_groups_apart() -> None:
         PlaySettings(policy="engine", repeats=2, max_turns=n, max_reply_tokens=m) for n, m in ((3, 9), (4, 9), (4, 8))
     ]
     settings = RunConfig(rollout=RolloutSettings(plays=plays))
-    groups = groups_of(plan_episodes([shout_task()], settings))
-    assert len(groups) == 3 * 12
-    assert {len(g) for g in groups} == {2}
+    subgroups = subgroups_of(plan_episodes([shout_task()], settings))
+    assert len(subgroups) == 3 * 12
+    assert {len(some) for some in subgroups} == {2}
