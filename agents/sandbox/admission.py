@@ -49,10 +49,10 @@ class PoolSettings:
     """High, as a journal that is synced at every step waits for the disk most of the time."""
 
 
-def never(reading: Reading, settings: PoolSettings, limits: Limits) -> Cause | None:
-    """Why these limits cannot be met on this host however long one waits."""
-    memory, memory_most = limits.memory_mb + limits.disk_mb, reading.memory_total_mb - settings.free_memory_mb
-    pids_most = reading.pids_total - settings.free_pids
+def never(settings: PoolSettings, limits: Limits, memory_mb: int, pids: int) -> Cause | None:
+    """Why these limits cannot be met, however long one waits, on a host that never has more free than this."""
+    memory, memory_most = limits.memory_mb + limits.disk_mb, memory_mb - settings.free_memory_mb
+    pids_most = pids - settings.free_pids
     if settings.max_live < 1:
         return "limits", "this pool is set to hold no sandbox"
     if memory > memory_most:

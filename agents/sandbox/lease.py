@@ -50,7 +50,8 @@ class Lease:
         self._held = held
         self._end = end
         self._loop = asyncio.get_running_loop()
-        weakref.finalize(self, _let_go, self._loop, held, end).atexit = False
+        self._forgotten = weakref.finalize(self, _let_go, self._loop, held, end)
+        self._forgotten.atexit = False
 
     @property
     def alive(self) -> bool:
@@ -98,7 +99,12 @@ class Lease:
 
     async def close(self) -> None:
         """Give it back. Returns when there is room for another one; it goes on when the caller is cancelled."""
-        await asyncio.shield(self._end(self._held, SandboxDied("the sandbox is gone: its lease is closed"), "closed"))
+        await asyncio.shield(self._over(SandboxDied("the sandbox is gone: its lease is closed"), "closed"))
+
+    def _over(self, why: SandboxDied, how: How) -> asyncio.Task[None]:
+        """End it, and look out no more for being forgotten: the error refers to frames, and those to this lease."""
+        self._forgotten.detach()
+        return self._end(self._held, why, how)
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[Sandbox]:
@@ -109,7 +115,7 @@ class Lease:
         try:
             yield held.sandbox
         except SandboxDied as error:
-            self._end(held, error, "died")
+            self._over(error, "died")
             if held.end is None or held.end is error:
                 raise
             raise _again(held.end) from error  # it was ended under this use: say by whom, not just that it is closed

@@ -45,6 +45,8 @@ class Tally:
     """The counts behind Metrics that only grow. Times are those of the pool's event loop."""
 
     created: int = 0
+    leased: int = 0
+    """Now, those being closed included."""
     peak: int = 0
     recent: deque[float] = field(default_factory=deque)
     """When sandboxes were made, within the window."""
@@ -61,6 +63,16 @@ class Tally:
         self.created += 1
         self.recent.append(now)
         self._forget(now)
+
+    def lease(self) -> None:
+        """A sandbox has a holder."""
+        self.leased += 1
+        self.peak = max(self.peak, self.leased)
+
+    def give_back(self, priority: Priority, seconds: float) -> None:
+        """It is closed, and was held for so long."""
+        self.leased -= 1
+        self.held_s[priority] += seconds
 
     def look(
         self, now: float, waiting: Mapping[Priority, Collection[float]], live: Iterable[Held], making: int, spares: int

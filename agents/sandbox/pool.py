@@ -13,15 +13,16 @@ One pool belongs to one event loop; nothing of it is safe to call from another t
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agents.sandbox.admission import Cause, PoolSettings, never, shortage
+from agents.sandbox.admission import Cause, PoolSettings
 from agents.sandbox.base import Limits, Priority, Sandbox, SandboxFactory, Snapshot
 from agents.sandbox.lease import Held, How, Lease
 from agents.sandbox.metrics import Metrics, Tally
+from agents.sandbox.room import Room
 from agents.sandbox.signals import Reading, Signals
+from agents.sandbox.spares import Spares
 from schemas.errors import SandboxDied, SandboxError, SandboxLost, SandboxRefused
 
 __all__ = ["Lease", "Metrics", "Pool", "PoolSettings"]
@@ -34,8 +35,6 @@ RECHECK_S = 0.1
 """How often the host is looked at while somebody waits."""
 SWEEP_S = 5.0
 """How often leases and spares are looked at for being unused, expired or too old."""
-SPARE_AGE = 0.1
-"""The part of its lifetime that a spare may have used up when it is leased."""
 CLOSED: Cause = "closed", "the pool is closed"
 
 
@@ -64,8 +63,7 @@ class Pool:
     ) -> None:
         self._factory = factory
         self._settings = settings
-        self._signals = signals or Signals()
-        self._host = self._signals()
+        self._room = Room(settings, signals or Signals())
         self._queues: dict[Priority, dict[_Request, None]] = {"latency": {}, "background": {}}
         """In the order of service, each in the order of asking. (Dictionaries: a waiter may leave from anywhere.)"""
         self._making = 0
@@ -74,9 +72,7 @@ class Pool:
         self._none_making.set()
         self._live: dict[Held, None] = {}
         """Leased, or being closed."""
-        self._spares: deque[Held] = deque()
-        self._wanted: tuple[Limits, Priority] | None = None
-        """What spares are made for. None: nobody asked yet, or making one failed."""
+        self._spares = Spares(settings.spares)
         self._filling: asyncio.Task[None] | None = None
         self._closing = asyncio.Semaphore(CLOSING)
         self._tally = Tally()
@@ -87,12 +83,12 @@ class Pool:
     async def lease(self, limits: Limits, priority: Priority = "latency") -> Lease:
         """A fresh sandbox, when there is room for it.
 
-        Raises SandboxRefused: at once for limits that this host can never meet, else after `wait_s`, or when the pool
-        is closed. What the factory raises comes through. Who is cancelled while waiting leaves nothing behind.
+        Raises SandboxRefused: at once for limits above all that this host has; once first in line, for limits above all
+        that it was ever seen to have free (room.py); else after `wait_s`, or when the pool is closed. What the factory
+        raises comes through. Who is cancelled while waiting leaves nothing behind.
         """
-        if self._wanted != (limits, priority):
-            self._wanted = (limits, priority)
-            self._retire(list(self._spares))
+        self._spares.follow((limits, priority))
+        self._retire(self._spares.unfit())
         return await self._obtain(limits, priority, None)
 
     async def fork(self, snapshot: Snapshot, priority: Priority = "latency") -> Lease:
@@ -109,7 +105,7 @@ class Pool:
         taken = len(self._live) + self._making
         if taken >= self._settings.max_live:
             return "live", f"{taken} sandboxes live, which is all that this pool may hold"
-        return shortage(self._signals(), self._settings, limits, priority, self._making)
+        return self._room.shortage(limits, priority, self._making)
 
     def metrics(self) -> Metrics:
         """The counts up to now. Call it on the pool's loop."""
@@ -131,13 +127,12 @@ class Pool:
             if timer is not None:
                 timer.cancel()
         await self._none_making.wait()  # whoever is making one now ends it when it is made
-        self._retire(list(self._spares))
+        self._retire(self._spares.oldest(len(self._spares)))
         closing = [self._end(held, SandboxLost(f"the sandbox is gone: {CLOSED[1]}"), "closed") for held in self._live]
         if closing:
             await asyncio.wait(closing)
         await self._factory.close()
-        if isinstance(self._signals, Signals):
-            self._signals.close()
+        self._room.close()
         for task in closing:
             task.result()  # raises what went wrong, now that everything was tried
 
@@ -145,9 +140,9 @@ class Pool:
 
     async def _obtain(self, limits: Limits, priority: Priority, snapshot: Snapshot | None) -> Lease:
         loop = asyncio.get_running_loop()
-        hopeless = CLOSED if self._shutting is not None else never(self._host, self._settings, limits)
-        if hopeless is not None:
-            raise self._refused(hopeless)
+        cause = CLOSED if self._shutting is not None else self._room.impossible(limits)
+        if cause is not None:
+            raise self._refused(cause)
         request = _Request(limits, priority, snapshot, loop.time(), loop.create_future())
         self._queues[priority][request] = None
         try:
@@ -158,7 +153,7 @@ class Pool:
             raise
         held.since = held.used = loop.time()
         self._live[held] = None
-        self._tally.peak = max(self._tally.peak, len(self._live))
+        self._tally.lease()
         self._made()
         if self._shutting is not None:
             await asyncio.shield(self._end(held, SandboxDied("the sandbox is gone: never leased"), "closed"))
@@ -180,6 +175,8 @@ class Pool:
                     self._dequeue(request)
                 elif (short := blocked or self.refusal(request.limits, request.priority)) is None:
                     self._admit(request)
+                elif (hopeless := self._room.hopeless(request.limits)) is not None:
+                    self._refuse(request, hopeless)
                 elif now >= request.since + wait_s:
                     self._refuse(request, short)
                 else:
@@ -219,9 +216,9 @@ class Pool:
     # Making and ending
 
     async def _make(self, request: _Request) -> Held:
-        while len(self._live) + self._making + len(self._spares) > self._settings.max_live:
-            self._retire(list(self._spares)[:1])
+        while (over := len(self._live) + self._making + len(self._spares) - self._settings.max_live) > 0:
             closing = [held.closing for held in self._live if held.closing is not None]
+            closing += self._retire(self._spares.oldest(over - len(closing)))
             await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
         if request.snapshot is None:
             sandbox = await self._factory.open(request.limits, request.priority)
@@ -242,10 +239,13 @@ class Pool:
         self._pump()
 
     def _end(self, held: Held, why: SandboxDied, how: How) -> asyncio.Task[None]:
+        self._note(held, why, how)
+        return self._release(held)
+
+    def _note(self, held: Held, why: SandboxDied, how: How) -> None:
         if held.end is None:
             held.end = why
             self._tally.ended(how, why)
-        return self._release(held)
 
     def _release(self, held: Held) -> asyncio.Task[None]:
         if held.closing is None:
@@ -255,49 +255,50 @@ class Pool:
     async def _close(self, held: Held) -> None:
         try:
             async with self._closing:
+                if held.end is None:  # the sweep found it dead
+                    self._note(held, await _why(held.sandbox), "died")
                 await held.sandbox.close()
         finally:
             del self._live[held]
             if held.since is not None:
-                self._tally.held_s[held.priority] += asyncio.get_running_loop().time() - held.since
+                self._tally.give_back(held.priority, asyncio.get_running_loop().time() - held.since)
             self._pump()
 
     # Spares
 
     def _take_spare(self, request: _Request) -> Held | None:
-        if request.snapshot is not None or (request.limits, request.priority) != self._wanted:
+        if request.snapshot is not None:
             return None
-        self._retire([spare for spare in self._spares if not _fresh(spare)])
-        return self._spares.popleft() if self._spares else None
+        self._retire(self._spares.unfit())
+        return self._spares.take((request.limits, request.priority))
 
     def _keep(self, spare: Held) -> None:
-        self._spares.append(spare)
-        if (spare.limits, spare.priority) != self._wanted:
-            self._retire([spare])
+        self._spares.keep(spare)
+        self._retire(self._spares.unfit())
 
-    def _retire(self, spares: list[Held]) -> None:
-        for spare in spares:
-            self._spares.remove(spare)
-            self._live[spare] = None
-            self._end(spare, SandboxDied("the sandbox is gone: a spare that nobody wants"), "closed")
+    def _retire(self, spares: list[Held]) -> list[asyncio.Task[None]]:
+        """Close what was taken out of the spares. Until they are closed they count as live."""
+        self._live.update(dict.fromkeys(spares))
+        why = SandboxDied("the sandbox is gone: a spare that nobody wants")
+        return [self._end(spare, why, "closed") for spare in spares]
 
     def _refill(self) -> None:
         """Make one more spare, while nobody waits for anything and there is room."""
-        if self._wanted is None or self._making or any(self._queues.values()):
+        spares, wanted = len(self._spares), self._spares.wanted
+        if wanted is None or self._spares.failed or self._making or any(self._queues.values()):
             return
-        spares = len(self._spares)
-        if spares >= self._settings.spares or len(self._live) + spares >= self._settings.max_live:
+        if spares >= self._spares.most or len(self._live) + spares >= self._settings.max_live:
             return
-        if self.refusal(*self._wanted) is None:
+        if self.refusal(*wanted) is None:
             self._making += 1
             self._none_making.clear()
-            self._filling = asyncio.create_task(self._fill(*self._wanted))
+            self._filling = asyncio.create_task(self._fill(*wanted))
 
     async def _fill(self, limits: Limits, priority: Priority) -> None:
         try:
             self._keep(self._born(await self._factory.open(limits, priority), limits, priority))
         except BaseException as error:
-            self._wanted = None  # no more of them until somebody asks, who then gets to see the error
+            self._spares.failed = True
             if not isinstance(error, SandboxError):
                 raise
         finally:
@@ -324,14 +325,17 @@ class Pool:
         now = asyncio.get_running_loop().time()
         for held in [held for held in self._live if held.closing is None and not held.running]:
             if not held.sandbox.alive:
-                self._release(held)  # only its room: at the next use the sandbox itself says whether it expired or what
+                self._release(held)  # which asks the sandbox whether it expired or what
             elif now >= held.used + self._settings.idle_s:
                 text = f"the sandbox is gone: reclaimed after {self._settings.idle_s:g} s without use"
                 self._end(held, SandboxLost(text), "reclaimed")
-        self._retire([spare for spare in self._spares if not _fresh(spare)])
+        self._retire(self._spares.unfit())
         self._pump()
 
 
-def _fresh(spare: Held) -> bool:
-    age = asyncio.get_running_loop().time() - spare.born
-    return spare.sandbox.alive and age <= SPARE_AGE * spare.limits.lifetime_s
+async def _why(dead: Sandbox) -> SandboxDied:
+    try:
+        await dead.collect([])
+    except SandboxDied as error:
+        return error
+    return SandboxDied("the sandbox is gone")

@@ -92,7 +92,14 @@ def _priority(factory: NativeFactory) -> Iterable[Check]:
     yield Check("priority", weights, found, optional=True)
     tagged = factory.keeps_cores_apart
     said = "sandboxes of different priority never share a core" if tagged else "not in this kernel (CONFIG_SCHED_CORE)"
-    yield Check("core scheduling", tagged, said, optional=True)
+    yield Check("core scheduling", tagged, f"{said}; {_siblings()}", optional=True)
+
+
+def _siblings() -> str:
+    shared = topology.siblings(topology.read())
+    return (
+        f"{shared} processors are hyperthreads of a core with others" if shared else "no processors share a core here"
+    )
 
 
 def _nodes() -> str:

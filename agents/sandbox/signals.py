@@ -75,7 +75,7 @@ class Signals:
             raise
 
     def __call__(self) -> Reading:
-        """Read everything: about 40 µs of processor time. Raises OSError and ValueError for files that are not so."""
+        """Read everything: about 30 µs of processor time. Raises OSError and ValueError for files that are not so."""
         cpu, memory, io = (_pressure(os.pread(file, 256, 0)) if file is not None else None for file in self._pressures)
         disk = os.statvfs(self._folder)
         return Reading(

@@ -74,12 +74,9 @@ def capacity(topology: Topology, node: NumaNode) -> Fraction:
     return min(Fraction(len(node.cpus), cpus), Fraction(node.memory_mb, memory))
 
 
-def siblings(topology: Topology, cpu: int) -> tuple[int, ...]:
-    """The other processors that share a core with `cpu`, so those that must not run another class beside it.
-
-    The zygote leaves keeping the classes apart to the kernel (core scheduling); this says whether there is a need.
-    """
-    return next((tuple(c for c in core if c != cpu) for core in topology.cores if cpu in core), ())
+def siblings(topology: Topology) -> int:
+    """How many processors share a core with another: whether the classes need to be kept apart by core scheduling."""
+    return sum(len(core) for core in topology.cores if len(core) > 1)
 
 
 def _cores(root: Path, usable: set[int]) -> tuple[tuple[int, ...], ...]:

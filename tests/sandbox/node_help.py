@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 import socket
 
+import httpx
 import uvicorn
+from pool_support import run
 
 from agents.sandbox.base import Limits
 from agents.sandbox.fake import FakeFactory, FakeSandbox, failed, ok
+from agents.sandbox.node.client import Nodes
+from agents.sandbox.node.guard import Impatient
 from agents.sandbox.node.server import make_app
 from agents.sandbox.pool import PoolSettings
 from agents.sandbox.signals import Reading
@@ -55,19 +59,20 @@ class SlowFactory(FakeFactory):
 
 
 @contextlib.asynccontextmanager
-async def node(max_live=4, signals=lambda: ROOMY, factory=None, **options):
+async def node(max_live=4, signals=lambda: ROOMY, factory=None, http=Impatient, port=0, **options):
     """A node agent on a port of its own in this loop; its URL."""
     app = make_app(factory or SlowFactory(), PoolSettings(max_live=max_live), signals, **options)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", port)) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = uvicorn.Config(app, log_level="error", timeout_keep_alive=60, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, http=http, log_level="error", timeout_keep_alive=60, timeout_graceful_shutdown=1)
+        config.load()
         server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listening]))
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listening])
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
-            server.should_exit = True
-            await task
+            await server.shutdown(sockets=[listening])
 
 
 async def until(condition, seconds=5.0):
@@ -75,3 +80,42 @@ async def until(condition, seconds=5.0):
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (nobody else would set an event)
             await asyncio.sleep(0.01)
+
+
+class Near:
+    """Node agents that are asked without a network, so that time can jump: `nodes()` gives clients of all of them."""
+
+    def __init__(self, apps):
+        self.apps = {f"http://127.0.0.1:{1 + number}": app for number, app in enumerate(apps)}
+        self.clients = []
+
+    def nodes(self, **options) -> Nodes:
+        pool = Nodes(list(self.apps), **options)
+        self.clients.append(pool)
+        for url, link in pool._links.items():
+            self.connect(link, self.apps[url])
+        return pool
+
+    def connect(self, link, app):
+        """From now on this answers."""
+        headers = link._headers | {"Content-Type": "application/json"}
+        link._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=link.url, headers=headers)
+
+
+def jump(body, *apps):
+    """Run `body(near)` on the jumping clock; its clients are closed."""
+
+    async def main():
+        near = Near(apps)
+        try:
+            return await body(near)
+        finally:
+            for pool in near.clients:
+                await pool.close()
+
+    return run(main())
+
+
+def app(max_live=4, signals=lambda: ROOMY, factory=None, **options):
+    """A node agent's application."""
+    return make_app(factory or SlowFactory(), PoolSettings(max_live=max_live), signals, **options)

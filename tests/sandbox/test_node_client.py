@@ -1,11 +1,14 @@
 """Sandboxes through HTTP are sandboxes: same contract, same errors; leases go where there is room."""
 
 import asyncio
+import os
+import resource
 from contextlib import AsyncExitStack
 
 import pytest
 from node_help import SMALL, SlowFactory, SlowSandbox, node, until
 
+from agents.runtime import open_pool
 from agents.sandbox.base import VERIFY, Limits, Sandbox, SandboxPool
 from agents.sandbox.node import wire
 from agents.sandbox.node.client import Nodes
@@ -19,6 +22,7 @@ from schemas.errors import (
     SandboxRefused,
     SandboxUnsupported,
 )
+from schemas.recipe import RunConfig
 
 
 def play(body, *, nodes=1, wait_s=0.0, token=None, client=None, **options):
@@ -185,7 +189,7 @@ def test_nobody_answers():
             await pool.lease(SMALL)
 
     asyncio.run(main())
-    for urls in ([], ["127.0.0.1:80"], ["ftp://x"]):
+    for urls in ([], ["127.0.0.1:80"], ["ftp://x"], ["http://[::1"], ["http://"]):
         with pytest.raises(ConfigError):
             Nodes(urls)
 
@@ -225,7 +229,7 @@ def test_renewed_leases_outlive_their_time_and_others_do_not():
         leaver = Nodes(urls, wait_s=0.0, beat_s=0.1)
         left = await leaver.lease(SMALL)
         assert len(factory.opened) == 3
-        await leaver._links[urls[0]].close()  # it dies without a word
+        leaver._links[urls[0]]._beating.cancel()  # it dies without a word
         await until(lambda: factory.opened[2].closed)
         assert (await kept.run("echo")).exit_code == 0
         await pool.fork(snapshot)
@@ -333,3 +337,96 @@ def test_what_is_not_for_want_of_room_is_not_waited_for():
             await pool.close()
 
     asyncio.run(main())
+
+
+def test_one_node_with_another_token_stops_the_start_and_not_the_renewals_of_the_rest():
+    async def main():
+        async with node(token="a token of these two") as good, node(token="a token of its own") as other:
+            pool = Nodes([good, other], "a token of these two", beat_s=0.1)
+            for _ in range(3):
+                with pytest.raises(ConfigError, match=other):
+                    await pool.lease(SMALL)
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_who_asks_during_the_first_look_waits_for_it():
+    async def body(pool, urls):
+        slow, looked = pool._links[urls[1]], asyncio.Event()
+        beat = slow.beat
+
+        async def late():
+            await looked.wait()
+            await beat()
+
+        slow.beat = late
+        first = [asyncio.create_task(pool.lease(SMALL)) for _ in range(2)]
+        await until(lambda: pool._links[urls[0]].reading)
+        second = [asyncio.create_task(pool.lease(SMALL)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in first + second)
+        looked.set()
+        boxes = await asyncio.gather(*first, *second)
+        assert {box.link.url for box in boxes} == set(urls)
+
+    play(body, nodes=2, max_live=2)
+
+
+def test_a_node_that_was_started_again_with_another_token_has_lost_all():
+    async def main():
+        async with node(token="the first token") as url:
+            pool = Nodes([url], "the first token", beat_s=0.05, lost_s=0.3)
+            boxes = [await pool.lease(SMALL) for _ in range(2)]
+        async with node(token="another token", port=int(url.rpartition(":")[2])):
+            await until(lambda: pool._links[url].rejected)
+            with pytest.raises(SandboxLost, match="another token"):
+                await boxes[0].run("echo")
+            with pytest.raises(ConfigError, match=f"{url}.*another token"):
+                await pool.lease(SMALL)
+            await until(lambda: not boxes[1].alive)
+            for box in boxes:
+                await box.close()
+            await pool.close()
+
+    asyncio.run(main())
+
+
+def test_want_of_descriptors_here_is_no_fault_of_the_node():
+    async def body(pool, urls):
+        boxes = [await pool.lease(SMALL) for _ in range(2)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened = [os.open("/", os.O_RDONLY)]
+        link = boxes[0].link
+        await link.beat()
+        busy = asyncio.create_task(boxes[1].run("sleep 0.5"))  # on the connection that is kept
+        await asyncio.sleep(0.1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + 1, hard))
+        try:
+            while True:
+                opened.append(os.open("/", os.O_RDONLY))
+        except OSError:
+            pass
+        try:
+            with pytest.raises(SandboxError, match="open files") as caught:
+                await asyncio.gather(*(boxes[0].run("echo") for _ in range(8)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for file in opened:
+                os.close(file)
+        assert not isinstance(caught.value, SandboxDied)
+        assert boxes[0].alive and link.reading is not None
+        assert (await boxes[0].run("echo 1")).exit_code == 0 and (await busy).exit_code == 0
+
+    play(body)
+
+
+def test_a_run_on_nodes_may_open_as_many_files_as_one_here():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    try:
+        pool = open_pool(RunConfig.model_validate({"sandbox": {"nodes": ["http://127.0.0.1:1"]}}))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        asyncio.run(pool.close())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from agents.sandbox.base import Limits
 from agents.sandbox.node.placement import HALF_LIFE_S, PRESSED, Known, NodeReading, forecast, order
 
-IDLE = NodeReading(
-    boot="a", number=1, live=0, queued=0, max_live=100, memory_free_mb=9999, cpu_pressure=0.0, numa_nodes=1
-)
+IDLE = NodeReading(live=0, queued=0, max_live=100, memory_free_mb=9999, cpu_pressure=0.0)
 LIMITS = Limits()
 
 
@@ -116,7 +114,7 @@ def simulate(
     choose: Choose, *, every_s: float, delay_s: float, life_s: float, load: float = 0.7, seed: int = 5
 ) -> dict:
     """Eight replicas, twelve nodes of 50; leases live `life_s` on average. Readings come `every_s`, `delay_s` old."""
-    step_s, steps, replicas, names = 0.1, 600, 8, [f"n{i:02}" for i in range(12)]
+    step_s, steps, replicas, names = 0.1, 400, 8, [f"n{i:02}" for i in range(12)]
     rng = random.Random(seed)
     world = [
         Replica(random.Random(i), {n: (dataclasses.replace(IDLE, max_live=50), 0.0) for n in names})

@@ -67,9 +67,9 @@ LIMITS_ASKED = st.builds(
 @given(LIMITS_ASKED)
 def test_what_could_be_met_is_admitted_on_an_empty_host_and_nothing_else(limits):
     """`never` must not refuse what an empty host admits, nor let wait what even an empty host does not admit."""
-    empty = replace(EMPTY, memory_mb=EMPTY.memory_total_mb, pids=EMPTY.pids_total)
-    assert (never(empty, SETTINGS, limits) is None) == (shortage(empty, SETTINGS, limits, "latency", making=0) is None)
+    can = never(SETTINGS, limits, EMPTY.memory_mb, EMPTY.pids) is None
+    assert can == (shortage(EMPTY, SETTINGS, limits, "latency", making=0) is None)
 
 
 def test_a_pool_for_nothing():
-    assert never(EMPTY, PoolSettings(max_live=0), LIMITS) == ("limits", "this pool is set to hold no sandbox")
+    assert never(PoolSettings(max_live=0), LIMITS, 23_000, 32_000) == ("limits", "this pool is set to hold no sandbox")

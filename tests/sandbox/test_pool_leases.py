@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from pool_support import ROOMY, SlowFactory, now, play, run, settle
@@ -120,7 +121,7 @@ def test_room_of_a_dead_sandbox_comes_back_before_its_holder_notices():
         factory.opened[0].gone = SandboxExpired("it lived for its 3600 s")
         other = await pool.lease(LIMITS)
         assert now() <= 5 and other.alive and not lease.alive and factory.opened[0].ended
-        assert not pool.metrics().deaths, "of what kind is not known yet"
+        assert pool.metrics().deaths == {"expired": 1}, "it was asked why"
         for _ in range(2):
             with pytest.raises(SandboxExpired, match="3600 s"):
                 await lease.run("ls")
@@ -224,3 +225,44 @@ def test_metrics_say_how_long_and_how_fast():
         assert late.held_s == pytest.approx({"latency": 10, "background": 100})
 
     play(body, PoolSettings(max_live=1))
+
+
+def test_a_lease_that_ended_leaves_nothing_in_memory():
+    """An error keeps the frames it came through, these the lease, and a finalizer must not keep the error."""
+
+    async def body(pool, factory, host):
+        async def one(dies):
+            lease = await pool.lease(LIMITS)
+            if dies:
+                factory.opened[-1].gone = SandboxCrashed("it is gone")
+            try:
+                await lease.run("ls")
+            except SandboxDied:
+                assert dies
+            await lease.close()
+            factory.opened.clear()  # it keeps the error too
+            return weakref.ref(lease)
+
+        ended = [await one(dies) for dies in (False, True, True)]
+        gc.collect()
+        await settle()
+        assert [lease() for lease in ended] == [None] * 3
+
+    play(body)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_death_that_the_sweep_finds_is_a_death(forgets):
+    async def body(pool, factory, host):
+        lease = await pool.lease(LIMITS)
+        factory.opened[0].gone = SandboxCrashed("it is gone")
+        await asyncio.sleep(11)
+        if not forgets:
+            await lease.close()
+        del lease
+        gc.collect()
+        await settle()
+        return pool.metrics()
+
+    seen = play(body)
+    assert seen.deaths == {"crashed": 1} and seen.reclaimed == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from pool_support import now, play, settle
 
 from agents.sandbox.base import Limits
 from agents.sandbox.pool import CLOSING, MAKING, PoolSettings
+from agents.sandbox.room import SETTLED_S
 from schemas.errors import SandboxCrashed, SandboxDied, SandboxError, SandboxRefused
 
 LIMITS = Limits()
@@ -228,3 +230,54 @@ def test_signals_that_cannot_be_read_reach_the_asker():
         assert not any(pool.metrics().queued.values())
 
     play(body)
+
+
+def test_limits_above_all_that_was_ever_free_do_not_hold_up_the_line():
+    """A real host never has all of its memory free."""
+
+    async def body(pool, factory, host):
+        host.change(memory_mb=20_000)
+        large = asyncio.create_task(pool.lease(Limits(memory_mb=23_200)))
+        await settle()
+        small = [asyncio.create_task(pool.lease(LIMITS, priority)) for priority in ("latency", "background")]
+        await asyncio.sleep(SETTLED_S - 1)
+        assert not any(task.done() for task in (large, *small)), "what was there before may still go"
+        with pytest.raises(SandboxRefused, match="never give more than 22488") as caught:
+            await large
+        assert caught.value.cause == "limits" and now() <= SETTLED_S + 0.2
+        assert len(await asyncio.gather(*small)) == 2
+        with pytest.raises(SandboxRefused):
+            await pool.lease(Limits(memory_mb=23_200))
+        assert now() <= SETTLED_S + 0.2, "known by now"
+
+    play(body)
+
+
+def test_limits_that_were_free_once_are_waited_for():
+    async def body(pool, factory, host):
+        host.change(memory_mb=4000)
+        large = asyncio.create_task(pool.lease(Limits(memory_mb=8000)))
+        await asyncio.sleep(10 * SETTLED_S)
+        host.change(memory_mb=10_000)
+        assert (await large).alive
+
+    play(body)
+
+
+def test_signals_that_cannot_be_read_let_nobody_in_and_break_nothing(caplog):
+    async def body(pool, factory, host):
+        def fail():
+            raise OSError(5, "it does not answer")
+
+        held, waiting = await pool.lease(LIMITS), []
+        host.when_read = fail
+        with caplog.at_level(logging.WARNING):
+            waiting.append(asyncio.create_task(pool.lease(LIMITS)))
+            await asyncio.sleep(60)
+        assert caplog.text.count("it does not answer") == 1
+        assert pool.refusal(LIMITS, "latency")[0] == "signals"
+        await held.close()
+        host.when_read = lambda: None
+        assert (await waiting[0]).alive and pool.metrics().live["latency"] == 1
+
+    play(body, PoolSettings(max_live=3, spares=1))

@@ -83,10 +83,10 @@ def test_old_spares_are_replaced():
 @pytest.mark.parametrize("ask", [(replace(LIMITS, memory_mb=99), "latency"), (LIMITS, "background")])
 def test_spares_follow_what_was_asked_for_last(ask):
     async def body(pool, factory, host):
-        leases = [await warm(pool), await pool.lease(*ask)]
+        leases = [await warm(pool), await pool.lease(*ask), await pool.lease(*ask)]
         await asyncio.sleep(4)
-        assert [sandbox.closed for sandbox in factory.opened] == [False, True, True, False, False, False]
-        assert [(sandbox.limits, sandbox.priority) for sandbox in factory.opened[3:]] == [ask] * 3
+        assert [sandbox.closed for sandbox in factory.opened] == [False, True, True] + [False] * 4
+        assert [(sandbox.limits, sandbox.priority) for sandbox in factory.opened[3:]] == [ask] * 4
         assert all(lease.alive for lease in leases)
 
     play(body, TWO, open_s=1)
@@ -96,9 +96,9 @@ def test_a_spare_that_was_made_for_what_nobody_wants_any_more_is_closed():
     async def body(pool, factory, host):
         leases = [await pool.lease(LIMITS)]
         await asyncio.sleep(0.5)  # a spare is half made
-        leases.append(await pool.lease(replace(LIMITS, memory_mb=99)))
+        leases += await asyncio.gather(*(pool.lease(replace(LIMITS, memory_mb=99)) for _ in range(2)))
         await asyncio.sleep(4)
-        assert [sandbox.closed for sandbox in factory.opened] == [False, True, False, False, False]
+        assert [sandbox.closed for sandbox in factory.opened] == [False, True, False, False, False, False]
 
     play(body, TWO, open_s=1)
 
@@ -154,7 +154,7 @@ def test_no_spares_while_somebody_waits_or_the_host_is_short():
         host.change(memory_mb=400)
         waiting = asyncio.create_task(pool.lease(replace(LIMITS, memory_mb=99)))
         await asyncio.sleep(60)
-        assert len(factory.opened) == 3 and pool.metrics().spares == 0
+        assert len(factory.opened) == 3
         host.change(memory_mb=23_000)
         await waiting
         await asyncio.sleep(4)
@@ -186,3 +186,42 @@ def test_a_spare_that_cannot_be_made_is_not_tried_for_ever():
         assert pool.metrics().spares == 2
 
     play(body, TWO, open_s=1)
+
+
+def test_kinds_in_turn_do_not_waste_spares():
+    async def body(pool, factory, host):
+        for number in range(40):
+            lease = await pool.lease(LIMITS, "latency" if number % 2 else "background")
+            await asyncio.sleep(1)
+            await lease.close()
+        return pool.metrics()
+
+    seen = play(body, PoolSettings(max_live=50, spares=8), open_s=0.01, close_s=0.01)
+    assert seen.created == 40 + 8
+
+
+def test_spares_closed_for_others_are_as_many_as_needed():
+    async def body(pool, factory, host):
+        lease = await pool.lease(LIMITS)
+        await asyncio.sleep(5)
+        assert pool.metrics().spares == 8
+        snapshot = await lease.seal()
+        forks = []
+        for _ in range(4):
+            forks.append(asyncio.create_task(pool.fork(snapshot)))
+            await asyncio.sleep(0.02)  # so that the end of one is seen by who still waits for others
+        await asyncio.gather(*forks)
+        assert pool.metrics().spares == 4
+
+    play(body, PoolSettings(max_live=9, spares=8), open_s=0.01, close_s=0.05)
+
+
+def test_the_peak_is_of_leases():
+    async def body(pool, factory, host):
+        for number in range(12):
+            lease = await pool.lease(LIMITS, "latency" if number // 2 % 2 else "background")
+            await asyncio.sleep(1)
+            await lease.close()
+        return pool.metrics()
+
+    assert play(body, PoolSettings(max_live=9, spares=2), open_s=0.01, close_s=0.5).peak == 1

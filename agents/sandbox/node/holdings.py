@@ -1,8 +1,10 @@
 """What a node agent keeps for holders it cannot see: each thing under an id nobody can guess, until it expires."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from schemas.errors import SandboxLost
@@ -26,6 +28,7 @@ class Holdings(Generic[T]):
         self._ttl_s = ttl_s
         self._things: dict[str, T] = {}
         self._due: dict[str, float] = {}
+        self._uses: Counter[str] = Counter()
 
     def add(self, thing: T) -> str:
         """Keep it; its id."""
@@ -43,6 +46,20 @@ class Holdings(Generic[T]):
         self._renew(name)
         return thing
 
+    @contextlib.contextmanager
+    def use(self, name: str) -> Iterator[T]:
+        """The same for a while: who waits for an answer lives, so it is not due until then."""
+        thing = self.get(name)
+        self._uses[name] += 1
+        try:
+            yield thing
+        finally:
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                del self._uses[name]
+            if name in self._things:
+                self._renew(name)
+
     def pop(self, name: str) -> T | None:
         """No longer keep it."""
         self._due.pop(name, None)
@@ -56,9 +73,9 @@ class Holdings(Generic[T]):
         return gone
 
     def expired(self) -> list[T]:
-        """Take out what nobody renewed."""
+        """Take out what nobody renewed or uses."""
         now = asyncio.get_running_loop().time()
-        names = [name for name, due in self._due.items() if due < now]
+        names = [name for name, due in self._due.items() if due < now and name not in self._uses]
         return [thing for thing in map(self.pop, names) if thing is not None]
 
     def _renew(self, name: str) -> None:

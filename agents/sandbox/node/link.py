@@ -6,6 +6,9 @@ of placement until it answers a renewal; when it has not for `lost_s`, all that 
 
 import asyncio
 import contextlib
+import errno
+import weakref
+from collections.abc import MutableMapping
 from typing import Protocol, TypeVar
 
 import httpx
@@ -40,21 +43,26 @@ class Losable(Protocol):
         ...
 
 
+class NotSent(SandboxError):
+    """This process has no descriptor left for a request: no fault of the node, and nothing on it has changed."""
+
+
 class Link:
     """Belongs to the event loop in which it is first used."""
 
     def __init__(self, url: str, token: str | None, beat_s: float = BEAT_S, lost_s: float = LOST_S) -> None:
         self.url = url
-        self.leases: dict[str, Losable] = {}
-        """Held there, by id; with `snapshots`, what is renewed."""
-        self.snapshots: dict[str, Losable] = {}
+        self.leases: MutableMapping[str, Losable] = weakref.WeakValueDictionary()
+        """Held there, by id; with `snapshots`, what is renewed. What its holder forgets is not, and so reclaimed."""
+        self.snapshots: MutableMapping[str, Losable] = weakref.WeakValueDictionary()
         self.reading: NodeReading | None = None
         """None while the node does not answer."""
         self.placed = 0
         """Leases taken less leases given back since the reading."""
         self.refused = False
-        """It refused something since the reading."""
-        self.ever_answered = False
+        """See `Known`."""
+        self.rejected: ConfigError | None = None
+        """The node wants another token."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._beat_s = beat_s
         self._lost_s = lost_s
@@ -62,6 +70,7 @@ class Link:
         self._beating: asyncio.Task[None] | None = None
         self._sooner = asyncio.Event()
         self._beats = asyncio.Lock()
+        self._closed = False
         self._read_at = self._heard_at = 0.0
         self._missed = 0
         """Renewals without an answer, one after the other."""
@@ -74,7 +83,9 @@ class Link:
         return Known(self.reading, asyncio.get_running_loop().time() - self._read_at, self.placed, self.refused)
 
     async def call(self, path: str, body: wire.Wire, answer: type[Answer], more_s: float = 0.0) -> Answer:
-        """POST. Raises what the node raised; SandboxLost when it does not answer, or not as a node agent would."""
+        """POST. Raises what the node raised; SandboxLost when it does not answer, not as a node agent, or not to us."""
+        if self._closed:
+            raise SandboxLost(f"{self.url}{path}: the pool is closed")
         data = body.model_dump_json().encode()
         if len(data) > wire.MAX_BODY:
             raise SandboxError(f"{len(data)} bytes are too large for one request; {wire.MAX_BODY} are not")
@@ -86,15 +97,23 @@ class Link:
             if response.status_code == 200:
                 return answer.model_validate_json(response.content)
         except (httpx.HTTPError, ClientError, OSError, ValidationError) as error:
+            reason = f"{self.url}{path}: {type(error).__name__}: {error}".removesuffix(": ")
+            if _no_descriptors(error):
+                raise NotSent(reason) from error
             self._silent()
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise SandboxLost(f"{self.url}{path}: {reason}") from error
+            raise SandboxLost(reason) from error
         finally:
             self._waiting.discard(limit)
-        raise wire.error(response.content)
+        failure = wire.error(response.content)
+        if isinstance(failure, ConfigError):
+            sent = "" if "Authorization" in self._headers else " (none was sent)"
+            self.rejected = ConfigError(f"{self.url}: {failure}{sent}")
+            self._silent()
+            raise SandboxLost(str(self.rejected))
+        raise failure
 
     async def beat(self) -> None:
-        """Renew what is held and read the node's load, once. Never raises for a node that does not answer."""
+        """Renew what is held and read the node's load, once. A node that does not answer, or not us, raises nothing."""
         async with self._beats:
             loop = asyncio.get_running_loop()
             self._heard_at = self._heard_at or loop.time()
@@ -102,10 +121,10 @@ class Link:
             try:
                 async with asyncio.timeout(min(CONNECT_S, self._lost_s)):
                     renewed = await self.call("/renew", asked, wire.Renewed)
-            except (SandboxError, ConfigError, ValueError, TimeoutError) as error:
+            except NotSent:
+                return
+            except (SandboxError, ValueError, TimeoutError) as error:
                 self.reading = None
-                if isinstance(error, ConfigError):
-                    raise
                 self._missed += 1
                 # One alone may only tell that this process was held up.
                 if self._missed > 1 and loop.time() - self._heard_at > self._lost_s:
@@ -119,7 +138,8 @@ class Link:
             self._beating = asyncio.create_task(self._beat_for_ever())
 
     async def close(self) -> None:
-        """Stop. What is still held expires on the node. Safe to call twice."""
+        """Stop; nothing is sent any more. What is still held expires on the node. Safe to call twice."""
+        self._closed = True
         if self._beating is not None:
             self._beating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -143,8 +163,7 @@ class Link:
     async def _beat_for_ever(self) -> None:
         while True:
             self._sooner.clear()
-            with contextlib.suppress(ConfigError):  # another token: told to whoever asks for a lease
-                await self.beat()
+            await self.beat()
             if self.reading is not None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._sooner.wait(), self._beat_s)
@@ -152,11 +171,9 @@ class Link:
                 await asyncio.sleep(self._beat_s)
 
     def _take(self, renewed: wire.Renewed, placed: int, now: float) -> None:
-        self._heard_at, self._missed, self.ever_answered = now, 0, True
-        old, new = self.reading, renewed.reading
-        if old is None or old.boot != new.boot or old.number < new.number:
-            self.reading, self._read_at, self.refused = new, now, False
-            self.placed -= placed
+        self._heard_at, self._missed, self.rejected = now, 0, None
+        self.reading, self._read_at, self.refused = renewed.reading, now, False
+        self.placed -= placed
         for name in renewed.gone:
             for held in (self.leases, self.snapshots):
                 if thing := held.pop(name, None):
@@ -176,3 +193,12 @@ class Link:
         for limit in self._waiting:
             if not limit.expired():
                 limit.reschedule(now)
+
+
+def _no_descriptors(error: BaseException | None) -> bool:
+    """Whether that is at the root of it: each library on the way wraps the error of the one below."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

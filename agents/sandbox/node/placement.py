@@ -22,10 +22,6 @@ PRESSED = 50.0
 class NodeReading:
     """What a node measured of itself."""
 
-    boot: str
-    """Another one after each start of the node."""
-    number: int
-    """Grows with every reading of one boot."""
     live: int
     queued: int
     max_live: int
@@ -33,7 +29,6 @@ class NodeReading:
     """Above what the node keeps for itself."""
     cpu_pressure: float
     """Percent of the last 10 s in which something waited for a processor (PSI `some`)."""
-    numa_nodes: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class Known:
     placed: int = 0
     """Its own leases since the reading, less those given back; the reading does not have them yet."""
     refused: bool = False
-    """The node has refused something since the reading."""
+    """The node has refused something since the reading, and not for its class or its size."""
 
 
 def order(known: Mapping[str, Known], limits: Limits, priority: Priority, rng: random.Random) -> Iterator[str]:

@@ -6,16 +6,15 @@ import socket
 
 import uvicorn
 
-from agents.sandbox import topology
 from agents.sandbox.base import Limits, SandboxFactory
 from agents.sandbox.native.host import NativeFactory
+from agents.sandbox.node.guard import Impatient, is_loopback
 from agents.sandbox.node.link import KEPT_S
 from agents.sandbox.node.server import make_app
 from agents.sandbox.pool import PoolSettings
 from agents.sandbox.signals import Signals, allow_open_files
 from schemas.errors import ConfigError
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 TOKEN_LENGTH = 16
 """At least so many characters."""
 GOODBYE_S = 2
@@ -25,7 +24,7 @@ GOODBYE_S = 2
 def token_from(variable: str | None, host: str) -> str | None:
     """The token in an environment variable. ConfigError when it is missing, too short, or needed and not named."""
     if variable is None:
-        if host not in LOOPBACK:
+        if not is_loopback(host):
             raise ConfigError(f"a node on {host} can be reached by others: name a variable that holds a token")
         return None
     token = os.environ.get(variable, "")
@@ -46,7 +45,7 @@ def serve(
 async def _serve(host: str, port: int, settings: PoolSettings, token: str | None, factory: SandboxFactory) -> None:
     try:
         await (await factory.open(Limits())).close()  # fail here and not with the first lease
-        app = make_app(factory, settings, Signals(), token=token, numa_nodes=len(topology.read().nodes))
+        app = make_app(factory, settings, Signals(), token=token)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family, backlog=1024) as listening:
             # asyncio does not do it for a socket made so, and Nagle's algorithm adds 40 ms to every answer.
@@ -55,6 +54,7 @@ async def _serve(host: str, port: int, settings: PoolSettings, token: str | None
             print(f"listening on http://{name}:{listening.getsockname()[1]}", flush=True)
             config = uvicorn.Config(
                 app,
+                http=Impatient,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

@@ -1,32 +1,34 @@
 """The node agent's HTTP: a pool of this host for clients elsewhere. Served by node/serve.py; called by node/link.py.
 
-Every request is hostile until it has shown the token (where there is one), fits `wire.MAX_BODY` and parses.
+Every request is hostile until it has passed guard.py, fits `wire.MAX_BODY` and parses.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-import hmac
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from agents.sandbox.base import SandboxFactory
 from agents.sandbox.node import wire
 from agents.sandbox.node.agent import TTL_S, Agent
+from agents.sandbox.node.guard import answer, guarded, say
 from agents.sandbox.pool import Pool, PoolSettings
 from agents.sandbox.signals import Reading
-from schemas.errors import ConfigError, SandboxDied, SandboxError, SandboxLost
+from schemas.errors import SandboxDied, SandboxError, SandboxLost
 
 BODY_S = 60.0
 """How long a request may take to arrive."""
+LARGE = 2**20
+"""Bytes of a body of which only LARGE_AT_ONCE may be arriving: before it parses, nobody knows whose it is."""
+LARGE_AT_ONCE = 8
 
 Asked = TypeVar("Asked", bound=wire.Wire)
 T = TypeVar("T")
@@ -40,7 +42,6 @@ def make_app(
     token: str | None = None,
     ttl_s: float = TTL_S,
     body_s: float = BODY_S,
-    numa_nodes: int = 1,
 ) -> ASGIApp:
     """The ASGI application. Factory and signals are its pool's from then on, and closed with it at the shutdown.
 
@@ -48,7 +49,7 @@ def make_app(
     """
     settings = dataclasses.replace(settings, wait_s=0.0)
     pool = Pool(factory, settings, signals)
-    agent = Agent(pool, settings, signals, ttl_s, numa_nodes)
+    agent = Agent(pool, settings, signals, ttl_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -59,11 +60,7 @@ def make_app(
             reclaim.cancel()
             await pool.close()
 
-    async def reading(_: Request) -> Response:
-        return _answer(wire.Renewed(gone=[], reading=agent.reading()))
-
     routes = [
-        Route("/reading", reading),
         _route("/lease", wire.Lease, agent.lease, watch=True),
         _route("/fork", wire.Fork, agent.fork, watch=True),
         _route("/run", wire.Run, agent.run, watch=True),
@@ -82,8 +79,8 @@ def make_app(
         HTTPException: _not_served,
     }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    app.state.body_s = body_s
-    return _guarded(app, token)
+    app.state.body_s, app.state.large = body_s, asyncio.Semaphore(LARGE_AT_ONCE)
+    return guarded(app, token)
 
 
 def _route(
@@ -92,12 +89,11 @@ def _route(
     """POST of a body to an action; with `watch`, the action is cancelled when the client goes away."""
 
     async def endpoint(request: Request) -> Response:
+        large = int(request.headers.get("content-length", LARGE)) >= LARGE
+        async with request.app.state.large if large else contextlib.nullcontext():
+            asked = wire.parse(body, await _body(request))
         try:
-            asked = body.model_validate_json(await _body(request))
-        except ValidationError as error:
-            raise ValueError(wire.problem(error)) from error
-        try:
-            return _answer(await (_watched(request, act(asked)) if watch else act(asked)))
+            return answer(await (_watched(request, act(asked)) if watch else act(asked)))
         except SandboxDied as error:
             if type(error) is SandboxDied:  # closed, and not by who asks
                 raise SandboxLost(str(error)) from error
@@ -106,26 +102,7 @@ def _route(
     return Route(path, endpoint, methods=["POST"])
 
 
-def _guarded(app: ASGIApp, token: str | None) -> ASGIApp:
-    """Nothing behind it sees a request without the token.
-
-    A page in a browser can send requests to 127.0.0.1 too, but JSON only with a permission that we never give.
-    """
-    wanted = f"Bearer {token}".encode()
-
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            if token is not None and not hmac.compare_digest(headers.get(b"authorization", b""), wanted):
-                return await _say(ConfigError("the node wants another token"))(scope, receive, send)
-            if scope["method"] == "POST" and headers.get(b"content-type") != b"application/json":
-                return await _say(ValueError("the body must be application/json"), 415)(scope, receive, send)
-        return await app(scope, receive, send)
-
-    return guard
-
-
-async def _body(request: Request) -> bytes:
+async def _body(request: Request) -> bytearray:
     body, body_s = bytearray(), request.app.state.body_s
     try:
         async with asyncio.timeout(body_s):
@@ -137,7 +114,7 @@ async def _body(request: Request) -> bytes:
         raise HTTPException(408, f"the body took longer than {body_s:g} s") from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the client went away") from error
-    return bytes(body)
+    return body
 
 
 async def _watched(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -159,19 +136,10 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _answer(body: wire.Wire, status: int = 200) -> Response:
-    return Response(body.model_dump_json().encode(), status, media_type="application/json")
-
-
-def _say(error: Exception, status: int | None = None) -> Response:
-    usual, body = wire.failure(error)
-    return _answer(body, status or usual)
-
-
 async def _failed(_: Request, error: Exception) -> Response:
-    return _say(error)
+    return say(error)
 
 
 async def _not_served(_: Request, error: HTTPException) -> Response:
     kind = SandboxError if error.status_code == 413 else ValueError
-    return _say(kind(error.detail), error.status_code)
+    return say(kind(error.detail), error.status_code)

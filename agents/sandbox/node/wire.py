@@ -5,7 +5,7 @@ Text that may hold lone surrogates (commands, paths: a model or a file system wr
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,8 @@ from schemas.errors import (
 
 MAX_BODY = 128 * 2**20
 """Of a request or an answer, in bytes. Files take 4/3 of their size."""
+MAX_COMMAS = 100_000
+"""In a body: they bound how many values it has, as neither base64 nor an id has commas. 100,000 parse in 40 ms."""
 _LARGEST_LIMIT = 2**31
 
 
@@ -146,7 +148,7 @@ class Renew(Wire):
 
 
 class Renewed(Wire):
-    """`gone`: ids that the node does not have. `reading`: as GET /reading."""
+    """`gone`: ids that the node does not have."""
 
     gone: list[Id]
     reading: NodeReading
@@ -201,10 +203,18 @@ def error(body: bytes) -> Exception:
     return kind(said.message) if kind else SandboxError(f"{said.kind}: {said.message}")
 
 
-def problem(invalid: ValidationError) -> str:
-    """One line on what is wrong with a body, without repeating it."""
-    first = invalid.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"[:300]
+Body = TypeVar("Body", bound=Wire)
+
+
+def parse(kind: type[Body], body: bytearray) -> Body:
+    """The body of a request. ValueError with one line on what is wrong with it, without repeating it."""
+    if body.count(b",") > MAX_COMMAS:
+        raise ValueError(f"body: more than {MAX_COMMAS} values")
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"[:300]) from error
 
 
 def to_bytes(text: str) -> bytes:
