@@ -12,6 +12,7 @@ One pool belongs to one event loop; nothing of it is safe to call from another t
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from schemas.errors import SandboxDied, SandboxError, SandboxLost, SandboxRefuse
 
 __all__ = ["Lease", "Metrics", "Pool", "PoolSettings"]
 
+log = logging.getLogger(__name__)
+
 MAKING = 8
 """Sandboxes made at once. More do not come sooner, and would be decided on before the host shows what they cost."""
 CLOSING = 64
 """Sandboxes closed at once, as each may take a descriptor while it closes."""
+SILENCE_S = 15.0
 RECHECK_S = 0.1
 """How often the host is looked at while somebody waits."""
 SWEEP_S = 5.0
@@ -66,6 +70,8 @@ class Pool:
         self._room = Room(settings, signals or Signals())
         self._queues: dict[Priority, dict[_Request, None]] = {"latency": {}, "background": {}}
         """In the order of service, each in the order of asking. (Dictionaries: a waiter may leave from anywhere.)"""
+        self._let_in_at, self._said = -math.inf, False
+        """When somebody was let in last, and whether it was said since then why nobody is."""
         self._making = 0
         """Let in and not in `_live` yet."""
         self._none_making = asyncio.Event()
@@ -181,11 +187,19 @@ class Pool:
                     self._refuse(request, short)
                 else:
                     blocked = short
+                    self._say_why(short, now - max(request.since, self._let_in_at))
                     break
         self._refill()
 
+    def _say_why(self, cause: Cause, waited_s: float) -> None:
+        """Once in a while that nobody is let in: a run that only waits looks as one that hangs."""
+        if waited_s >= SILENCE_S and not self._said:
+            self._said = True
+            log.warning("nobody was let in for %.0f s, waiting for a sandbox: %s", waited_s, cause[1])
+
     def _admit(self, request: _Request) -> None:
         self._dequeue(request)
+        self._let_in_at, self._said = asyncio.get_running_loop().time(), False
         self._making += 1
         self._none_making.clear()
         request.turn.set_result(self._take_spare(request))

@@ -158,6 +158,20 @@ def test_who_waits_is_let_in_when_the_host_recovers():
     play(body)
 
 
+def test_why_nobody_is_let_in_is_said_once(caplog):
+    async def body(pool, factory, host):
+        host.change(memory_mb=400)
+        waiting = asyncio.create_task(pool.lease(LIMITS))
+        await asyncio.sleep(10)
+        assert not caplog.messages
+        await asyncio.sleep(100)
+        assert len(caplog.messages) == 1 and "memory" in caplog.messages[0]
+        host.change(memory_mb=23_000)
+        await (await waiting).close()
+
+    play(body)
+
+
 def test_a_small_request_does_not_overtake_a_large_one():
     async def body(pool, factory, host):
         host.change(memory_mb=4000)
