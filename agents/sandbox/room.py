@@ -1,7 +1,6 @@
 """Room on this host: now by its signals, and ever by what was seen of them. Kept by pool.py; admission.py decides."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from agents.sandbox.admission import Cause, PoolSettings, never, shortage
@@ -10,7 +9,6 @@ from agents.sandbox.signals import Reading, Signals
 
 SETTLED_S = 30.0
 """After so long the most that was ever free counts as what this host can give: by then a former user has left."""
-log = logging.getLogger(__name__)
 
 
 class Room:
@@ -24,19 +22,14 @@ class Room:
         """Ever seen free."""
         self._since: float | None = None
         """When somebody asked first."""
-        self._readable = True
 
     def shortage(self, limits: Limits, priority: Priority, making: int) -> Cause | None:
-        """What is short for one more. That the signals cannot be read is a shortage too, and logged once."""
+        """What is short for one more. That the signals cannot be read is a shortage too."""
         self._since = asyncio.get_running_loop().time() if self._since is None else self._since
         try:
             reading = self._signals()
         except (OSError, ValueError) as error:
-            if self._readable:
-                log.warning("nobody is let in while the signals of this host cannot be read: %s", error)
-            self._readable = False
             return "signals", f"the signals of this host cannot be read: {error}"
-        self._readable = True
         self._most_mb, self._most_pids = max(self._most_mb, reading.memory_mb), max(self._most_pids, reading.pids)
         return shortage(reading, self._settings, limits, priority, making)
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def battery() -> None:
-    """The mode is among a test's parameters; what has none is root's. What does not apply to a mode is named on stderr."""
+    """The mode is among a test's parameters, root where none is. What does not apply to a mode is named on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "battery.xml")
         command = [sys.executable, "-m", "pytest", "-q", "tests/isolation", f"--junitxml={report}"]
