@@ -35,6 +35,7 @@ MAKING = 8
 CLOSING = 64
 """Sandboxes closed at once, as each may take a descriptor while it closes."""
 SILENCE_S = 15.0
+"""After so long without anybody let in the log says what is waited for."""
 RECHECK_S = 0.1
 """How often the host is looked at while somebody waits."""
 SWEEP_S = 5.0

@@ -155,6 +155,7 @@ def test_a_lease_that_nobody_refers_to_is_reclaimed():
     play(body, PoolSettings(max_live=1))
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_forgotten_lease_outlives_its_loop_without_harm():
     async def main():
         return await Pool(SlowFactory(), signals=lambda: ROOMY).lease(LIMITS)

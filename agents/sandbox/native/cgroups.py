@@ -40,6 +40,11 @@ class Cgroups:
     """For the processor weight; None when that is not ours to set."""
     why: str = ""
 
+    @property
+    def hierarchies(self) -> set[Path]:
+        """All folders in which there are classes."""
+        return {*self.parents, *([self.cpu] if self.cpu else [])}
+
 
 @dataclass(frozen=True)
 class Group:
@@ -63,13 +68,13 @@ class Group:
         """How many processes the kernel has killed in it because the sandbox, and not the host, was out of memory."""
         if not self.folders:
             return 0
-        kills = self._numbers("memory.events") or self._numbers("memory.oom_control")
-        most, limit = (self._numbers(f"memory.{name}_in_bytes").get("") for name in ("max_usage", "limit"))
+        kills = self._read("memory.events") or self._read("memory.oom_control")
+        most, limit = (self._read(f"memory.{name}_in_bytes").get("") for name in ("max_usage", "limit"))
         # Version 1 does not count how often the limit was reached, but whether it was.
         own = kills.get("oom", 0) or (most is not None and limit is not None and most >= limit - MIB)
         return kills.get("oom_kill", 0) if own else 0
 
-    def _numbers(self, name: str) -> dict[str, int]:
+    def _read(self, name: str) -> dict[str, int]:
         """The lines `name number` of a file; a lone number has no name. Empty where there is no such file."""
         try:
             lines = (self.folders[0] / name).read_text().splitlines()
@@ -175,7 +180,7 @@ def _write(folder: Path, values: dict[str, int] | dict[str, str]) -> None:
 def sweep(where: Cgroups) -> int:
     """Remove groups whose host process is gone (killed before it could); returns how many sandboxes they were of."""
     count = 0
-    for parent in {*where.parents, *([where.cpu] if where.cpu else [])}:
+    for parent in where.hierarchies:
         for folder in parent.glob("trajmill-*-*"):
             owner = folder.name.split("-")[1]
             if owner.isdecimal() and not Path("/proc", owner).exists():
@@ -185,7 +190,7 @@ def sweep(where: Cgroups) -> int:
 
 def remove_classes(where: Cgroups) -> None:
     """Remove this process's class folders, unless another factory of it still has sandboxes in them."""
-    for parent in {*where.parents, *([where.cpu] if where.cpu else [])}:
+    for parent in where.hierarchies:
         for folder in parent.glob(f"trajmill-{os.getpid()}-*"):
             with contextlib.suppress(OSError):
                 folder.rmdir()

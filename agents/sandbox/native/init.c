@@ -154,10 +154,10 @@ static void reap(void) {
             kill_everything(); /* a supervisor was killed from inside: what it held can no longer be told apart */
 }
 
-/* SIGKILL to every process below `top`. True while there was one. */
-static int kill_below(pid_t top) {
+/* SIGKILL to every process below `top`. */
+static void kill_below(pid_t top) {
     static struct { pid_t pid, parent; int below; } seen[MAX_PROCESSES];
-    int n = 0, found = 0;
+    int n = 0;
     DIR *proc = opendir("/proc");
     for (struct dirent *entry; proc && (entry = readdir(proc)) && n < MAX_PROCESSES;) {
         char path[64], text[512], *tail;
@@ -188,12 +188,11 @@ static int kill_below(pid_t top) {
             for (int j = 0; j < n && !below; j++)
                 below = seen[j].below && seen[j].pid == seen[i].parent;
             if (below && !seen[i].below) {
-                seen[i].below = changed = found = 1;
+                seen[i].below = changed = 1;
                 kill(seen[i].pid, SIGKILL);
             }
         }
     }
-    return found;
 }
 
 /* Ends a command and whatever it started. Its supervisor ends by itself when nothing is left below it. */

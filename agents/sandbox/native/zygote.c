@@ -6,7 +6,7 @@
  *   seccomp.h  the system calls that a sandbox is refused
  *   wire.c     messages; the protocol is in sandbox.h
  *
- * Whatever fails is reported with the name of the step and errno; nothing is tried instead.
+ * Whatever fails is reported with the name of the step and errno; nothing is tried instead but where a comment says so.
  */
 #include "sandbox.h"
 
