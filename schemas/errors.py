@@ -3,10 +3,12 @@
     TrajmillError
     ├── ConfigError        the configuration or the command line asks for something impossible
     ├── InputError         a partner's log, a task file or a checkpoint is not what it should be
+    ├── CannotCompile      C code of ours cannot be compiled here; the message names the cause
     ├── EngineError        the inference engine or the server behind it
     │   ├── EngineUnavailable   no answer after all retries (connection, 429, 5xx, timeout)
-    │   └── EngineRefused       the server answered that the request is wrong; a retry cannot help
-    │       └── ContextFull         the conversation and its reply do not fit the model's context
+    │   ├── EngineRefused       the server answered that the request is wrong; a retry cannot help
+    │   │   └── ContextFull         the conversation and its reply do not fit the model's context
+    │   └── GenerationPaused    the request was paused; its state goes on elsewhere
     ├── SandboxError       the sandbox, not the command in it
     │   ├── SandboxUnsupported  this host cannot make one; the message names the cause
     │   ├── SandboxRefused      no room for one now; `cause` says what is short
@@ -33,6 +35,10 @@ class InputError(TrajmillError, ValueError):
     """A file from outside is not what it should be. The message names file, place and field."""
 
 
+class CannotCompile(TrajmillError, OSError):
+    """C code of ours cannot be compiled here. The message names the cause."""
+
+
 class EngineError(TrajmillError):
     """The inference engine, or the server behind it, failed."""
 
@@ -47,6 +53,10 @@ class EngineRefused(EngineError):
 
 class ContextFull(EngineRefused):
     """The conversation and its reply do not fit the model's context."""
+
+
+class GenerationPaused(EngineError):
+    """The request was paused: its state is with whoever paused it, and goes on where that is continued."""
 
 
 class SandboxError(TrajmillError):

@@ -15,8 +15,9 @@ L0 = {"schemas"}
 ALLOWED = {
     "schemas": set(),
     "prompts": set(),
-    "agents.engine": L0 | {"prompts"},
-    "agents.sandbox": L0 | {"prompts"},
+    "agents.compiled": L0,
+    "agents.engine": L0 | {"prompts", "agents.compiled"},
+    "agents.sandbox": L0 | {"prompts", "agents.compiled"},
     "agents.scaffolds": L0 | {"prompts"},
     "agents.environments": L0 | {"prompts"},
     "agents.swarm": L0 | {"prompts", "agents.engine", "agents.sandbox", "agents.scaffolds", "agents.environments"},

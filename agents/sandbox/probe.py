@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from agents import compiled
 from agents.sandbox import topology
 from agents.sandbox.base import Limits
 from agents.sandbox.native import build, layout
 from agents.sandbox.native.host import WEAKER, NativeFactory
 from agents.sandbox.native.sandbox import NativeSandbox
-from schemas.errors import SandboxError, SandboxUnsupported
+from schemas.errors import CannotCompile, SandboxError
 
 TOOLS = ("bash", "ls", "sed", "grep", "find", "awk", "sort", "head", "tar", "diff")
 PYTHON = "import sqlite3, sys; print(sys.version.split()[0], sqlite3.sqlite_version)"
@@ -33,8 +34,8 @@ def probe() -> list[Check]:
 
 def _compiler() -> Iterable[Check]:
     try:
-        yield Check("compiler", True, build.compiler())
-    except SandboxUnsupported as error:
+        yield Check("compiler", True, compiled.compiler("the sandbox zygote"))
+    except CannotCompile as error:
         yield Check("compiler", False, str(error), optional=True)
 
 

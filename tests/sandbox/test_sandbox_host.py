@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.sandbox.base import Limits
+from agents import compiled
 from agents.sandbox.native import build, cgroups
 from agents.sandbox.native.host import NativeFactory
 from agents.sandbox.native.sandbox import NativeSandbox
@@ -48,9 +49,9 @@ def test_many_processes_build_one_zygote(tmp_path):
 
 def test_key_follows_the_sources(tmp_path):
     (tmp_path / "zygote.c").write_text("int main(void) { return 0; }")
-    first = build.source_key(tmp_path)
+    first = compiled.key(build.program(tmp_path))
     (tmp_path / "more.h").write_text("")
-    assert first != build.source_key(tmp_path) != build.source_key()
+    assert first != compiled.key(build.program(tmp_path)) != compiled.key(build.program())
 
 
 def test_what_cannot_be_built_is_typed(tmp_path, monkeypatch):
