@@ -1,33 +1,25 @@
-"""One request on its way through the engine. Shared by `scheduler`, `runner` and `engine`; no torch."""
+"""One request on its way through the engine. Shared by `scheduler`, `runner`, `worker` and `paused`; no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
-from agents.engine.base import GenerateResult, Sampling
+from agents.engine.base import Alternative, Chunk, GenerateResult, Sampling
+from agents.engine.effort import Reasoning
+from agents.engine.reply import ReplyText
 
 Finish = Literal["stop", "length"]
+State = Literal["waiting", "running", "paused", "done"]
 
-ALIGN = 64
-"""Prompts are computed in pieces that end at multiples of this, wherever steps cut them, and copied in whole pieces:
-the same tokens then get the same keys and values to the last bit, whichever requests run beside them."""
-
-
-class Buffer(Protocol):
-    """Keys and values of one sequence (`attention.KV`), as far as scheduling needs to know them."""
-
-    capacity: int
-
-    def copy_from(self, other: Self, length: int) -> None:
-        """Take over the first `length` tokens of `other`."""
-        ...
+BLOCK = 16
+"""Tokens of one block of keys and values."""
 
 
 class Matcher(Protocol):
     """Where a reply stands in its grammar (`grammar.Constraint`)."""
 
-    def forced(self, token: int) -> list[int]:
-        """Move on by the sampled `token`; the ids that must follow it whatever is sampled."""
+    def forced(self, token: int, remaining: int) -> list[int]:
+        """Move on by the sampled `token`, after which `remaining` fit; the ids that must follow it now."""
         ...
 
 
@@ -35,9 +27,14 @@ class Matcher(Protocol):
 class Sequence:
     """Tokens of one conversation up to and with the reply being sampled.
 
-    `ids[:computed]` have keys and values in `kv`; the rest waits for the next steps. `prompt`: length in front of the
-    reply. `limit`: most output tokens. `leader`: a running sequence that is computing `shared` tokens which begin this
-    one too; this one waits and copies them.
+    `ids[:computed]` have keys and values in the blocks; the rest waits for the next steps. `prompt`: length in front of
+    the reply. `context`: how many of `ids` the request gave as ids of earlier calls. `limit`: most output tokens.
+    `progress` hears of every step; `text` decodes the reply and `reasoning` counts its thinking; all three may be None.
+
+    The scheduler alone sets what is between `state` and `mixed`. `table[i]` is the block of tokens [16 i, 16 i + 16) in
+    layers with full attention, `window[i]` that in sliding-window layers (-1 where the window has left it behind; empty
+    without such layers). Tokens before `kept` have full-attention keys and values that must not be written again (a
+    replay). `mixed`: some keys and values are of older weights, so none may be found by other requests.
     """
 
     conversation: str
@@ -47,15 +44,25 @@ class Sequence:
     limit: int
     sampling: Sampling
     deliver: Callable[[GenerateResult | Exception], None]
+    priority: int = 0
+    owner: str = ""
+    grammar: str | None = None
     matcher: Matcher | None = None
-    kv: Buffer | None = None
+    progress: Callable[[Chunk], None] | None = None
+    text: ReplyText | None = None
+    reasoning: Reasoning | None = None
+    state: State = "waiting"
     computed: int = 0
     cached: int = 0
-    logprobs: list[float] = field(default_factory=list)
-    leader: "Sequence | None" = None
-    shared: int = 0
+    kept: int = 0
+    table: list[int] = field(default_factory=list)
+    window: list[int] = field(default_factory=list)
+    mixed: bool = False
     cancelled: bool = False
-    done: bool = False
+    logprobs: list[float] = field(default_factory=list)
+    raw_logprobs: list[float | None] = field(default_factory=list)
+    top: list[tuple[Alternative, ...]] = field(default_factory=list)
+    versions: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -71,20 +78,3 @@ class Sequence:
     def replying(self) -> bool:
         """Whether its prompt is behind it."""
         return self.computed >= self.prompt
-
-    @property
-    def capacity(self) -> int:
-        """Tokens its buffer must hold."""
-        return self.prompt + self.limit
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix; comparing slices keeps the work in C."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
