@@ -59,7 +59,10 @@ def _string(file: BinaryIO) -> str:
     data = file.read(size)
     if len(data) != size:
         raise InputError("the GGUF header ends early")
-    return data.decode("utf-8")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("the GGUF header holds a string that is not UTF-8") from error
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -67,6 +70,8 @@ def _value(file: BinaryIO, kind: int) -> Any:
         return _string(file)
     if kind == _ARRAY:
         item, count = int(_take(file, "I")), _count(file)
+        if item == _ARRAY:
+            raise InputError("the GGUF header has an array of arrays")
         return [_value(file, item) for _ in range(count)]
     if kind not in _SCALARS:
         raise InputError(f"the GGUF header has an unknown value type {kind}")
@@ -76,19 +81,28 @@ def _value(file: BinaryIO, kind: int) -> Any:
 def _tensor(file: BinaryIO) -> TensorInfo:
     name = _string(file)
     shape = tuple(_count(file) for _ in range(_take(file, "I")))
-    return TensorInfo(name, shape[::-1], int(_take(file, "I")), _count(file))
+    return TensorInfo(name, shape[::-1], int(_take(file, "I")), int(_take(file, "Q")))
 
 
 @lru_cache(maxsize=2)
 def read_gguf(path: Path) -> GgufFile:
     """The header of `path`. InputError when it is no GGUF file or breaks off."""
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF" or _take(file, "I") not in (2, 3):
-            raise InputError(f"{path} is not a GGUF file of version 2 or 3")
-        tensor_count, field_count = _count(file), _count(file)
-        fields = {_string(file): _value(file, int(_take(file, "I"))) for _ in range(field_count)}
-        tensors = [_tensor(file) for _ in range(tensor_count)]
-        align = int(fields.get("general.alignment", 32))
-        start = -(-file.tell() // align) * align
+        try:
+            return _header(path, file)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+
+def _header(path: Path, file: BinaryIO) -> GgufFile:
+    if file.read(4) != b"GGUF" or _take(file, "I") not in (2, 3):
+        raise InputError("not a GGUF file of version 2 or 3")
+    tensor_count, field_count = _count(file), _count(file)
+    fields = {_string(file): _value(file, int(_take(file, "I"))) for _ in range(field_count)}
+    tensors = [_tensor(file) for _ in range(tensor_count)]
+    align = fields.get("general.alignment", 32)
+    if not isinstance(align, int) or align < 1:
+        raise InputError(f"the GGUF header has an impossible alignment {align!r}")
+    start = -(-file.tell() // align) * align
     placed = {t.name: TensorInfo(t.name, t.shape, t.kind, start + t.offset) for t in tensors}
     return GgufFile(path, fields, placed)

@@ -1,4 +1,4 @@
-"""Text to ids and back, with the ChatML template. No torch: the shards stage and the swarm use it as the engine does.
+"""Text to ids and back, with the ChatML template, for SmolLM and Qwen. No torch: all stages use it as the engine does.
 
 Control tokens (`<|im_start|>`, `<|im_end|>`, ...) are only ever added by id. Text is encoded by a tokenizer that does
 not know them, so a tool result that says "<|im_end|>" is plain text to the model.
@@ -22,6 +22,32 @@ if TYPE_CHECKING:
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types of GGUF files."""
 
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: dict[str, dict[str, Any]] = {
+    "smollm": {
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES],
+        },
+    },
+    "qwen2": {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": _QWEN_WORDS}, "behavior": "Isolated", "invert": False},
+                _BYTES | {"use_regex": False},
+            ],
+        },
+    },
+}
+"""What cuts text into words before byte-level BPE, by `tokenizer.ggml.pre`: each digit alone, no leading space."""
+
 
 class ChatTokenizer:
     """`base.Tokenizer` over the `tokenizers` library, for models that speak ChatML.
@@ -30,20 +56,17 @@ class ChatTokenizer:
     """
 
     def __init__(self, definition: dict[str, Any], source: str) -> None:
-        """`definition`: the content of a `tokenizer.json`. ConfigError when it has no ChatML tokens."""
-        special = [t for t in definition["added_tokens"] if t["special"]]
-        control = {t["content"]: int(t["id"]) for t in special}
+        """`definition`: the content of a `tokenizer.json`. ConfigError when it is none, or has no ChatML tokens."""
+        try:
+            added = [t | {"special": _is_control(t)} for t in definition["added_tokens"]]
+            control = {t["content"]: int(t["id"]) for t in added if t["special"]}
+            self._raw = _plain(definition, [t for t in added if not t["special"]])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{source}: not a tokenizer: {error!r}") from error
         missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in control]
         if missing:
             raise ConfigError(f"{source}: the tokenizer has no control token {missing[0]}; only ChatML is supported")
-        self._definition = definition
-        plain = definition | {
-            "added_tokens": [t for t in definition["added_tokens"] if not t["special"]],
-            "post_processor": None,
-            "truncation": None,
-            "padding": None,
-        }
-        self._raw = RawTokenizer.from_str(json.dumps(plain))
+        self._definition = definition | {"added_tokens": added}
         self.control_ids = frozenset(control.values())
         self.eos_id = control["<|im_end|>"]
         self._start = control["<|im_start|>"]
@@ -55,6 +78,7 @@ class ChatTokenizer:
         """Plain text to ids; text that looks like a control token is encoded as text.
 
         Bytes that the vocabulary has no token for are left out (SmolLM2: characters above U+3FFFF, six control codes).
+        Qwen composes characters first (Unicode NFC).
         """
         ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
         return ids
@@ -84,32 +108,49 @@ class ChatTokenizer:
         return LLTokenizer(json.dumps(self._definition), n_vocab=self.vocab_size, eos_token=self.eos_id, slices=slices)
 
 
+def _is_control(token: Mapping[str, Any]) -> bool:
+    # Qwen marks <|fim_prefix|> and its like as ordinary text, which llama.cpp's converter corrects in GGUF files.
+    content = token["content"]
+    return bool(token["special"]) or (content.startswith("<|") and content.endswith("|>"))
+
+
+def _plain(definition: dict[str, Any], added: list[dict[str, Any]]) -> RawTokenizer:
+    """The tokenizer with no added tokens but these. ValueError when `tokenizers` cannot read it."""
+    # The library numbers added tokens that are not in the vocabulary anew, from its size on: once control tokens are
+    # left out, <tool_call> would get the id of one of them.
+    vocab = definition["model"]["vocab"] | {t["content"]: t["id"] for t in added}
+    changed = {"added_tokens": added, "model": definition["model"] | {"vocab": vocab}}
+    whole = json.dumps(definition | changed | {"post_processor": None, "truncation": None, "padding": None})
+    try:
+        return RawTokenizer.from_str(whole)
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(str(error)) from error
+
+
 def from_gguf(fields: Mapping[str, Any], source: str) -> ChatTokenizer:
-    """The tokenizer inside a GGUF file: byte-level BPE as SmolLM has it (each digit alone, no leading space)."""
-    kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))
-    if kind != ("gpt2", "smollm"):
-        raise ConfigError(f"{source}: tokenizer {kind} is not supported, only ('gpt2', 'smollm')")
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    """The tokenizer inside a GGUF file: byte-level BPE as SmolLM or Qwen has it. ConfigError for any other."""
+    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if model != "gpt2" or pre not in _SPLITS:
+        supported = ", ".join(f"('gpt2', {name!r})" for name in _SPLITS)
+        raise ConfigError(f"{source}: tokenizer {(model, pre)} is not supported, only {supported}")
+    try:
+        tokens, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+        kinds = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{source}: the GGUF header has no whole tokenizer: {error}") from error
     added = [
         {"id": i, "content": token, "special": kind == _CONTROL, "normalized": False}
         | {"single_word": False, "lstrip": False, "rstrip": False}
-        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        for i, (token, kind) in enumerate(kinds)
         if kind in (_CONTROL, _USER_DEFINED)
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    digits = {"type": "Digits", "individual_digits": True}
-    definition = {
+    vocab = {token: i for i, token in enumerate(tokens)}
+    definition = _SPLITS[pre] | {
         "version": "1.0",
         "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
         "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"]],
-        },
+        "decoder": _BYTES,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [tuple(m.split(" ", 1)) for m in merges]},
     }
     return ChatTokenizer(definition, source)
 
@@ -119,7 +160,13 @@ def from_folder(folder: Path) -> ChatTokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: the checkpoint has no fast tokenizer")
-    return ChatTokenizer(json.loads(path.read_text(encoding="utf-8")), str(path))
+    try:
+        definition = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(definition, dict):
+        raise ConfigError(f"{path}: not a tokenizer")
+    return ChatTokenizer(definition, str(path))
 
 
 @lru_cache(maxsize=4)

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+import unicodedata
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 
 from agents.engine import files
 from agents.engine.base import ChatTurn
-from agents.engine.tokenizer import ChatTokenizer, load_tokenizer
+from agents.engine.tokenizer import ChatTokenizer, from_gguf, load_tokenizer
+from schemas.errors import ConfigError
 
 # SmolLM2's vocabulary lacks some bytes: characters above U+3FFFF and a few control characters are lost to it.
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"]), max_size=60)
@@ -84,7 +88,8 @@ def test_imports_no_torch(weights_file):
     code = (
         "import sys; from agents.engine.tokenizer import load_tokenizer; from agents.engine.http import HttpEngine;"
         "from agents.engine.load import load_engine; from agents.engine.grammar import tool_call_grammar;"
-        "from agents.engine.scheduler import Scheduler; load_tokenizer('smollm2').encode('x');"
+        "from agents.engine.scheduler import Scheduler; from agents.engine.accounting import plan_of;"
+        "load_tokenizer('smollm2').encode('x');"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -97,3 +102,98 @@ def test_a_checkpoint_folder_gives_the_same_ids(tokenizer: ChatTokenizer, tmp_pa
     assert other.encode(text) == tokenizer.encode(text)
     assert (other.eos_id, other.vocab_size) == (tokenizer.eos_id, tokenizer.vocab_size)
     assert files.find(str(tmp_path)) == tmp_path
+
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+ORDINARY = ["<tool_call>", "</tool_call>", "<|fim_prefix|>"]
+"""As Qwen2.5 declares them: none of these is special, though the last one looks so."""
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A tokenizer of Qwen's kind, learnt from this file's text: the folder transformers saved it to, and itself."""
+    from tokenizers import pre_tokenizers, trainers
+    from transformers import AddedToken, Qwen2Tokenizer
+
+    raw = Qwen2Tokenizer()._tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(
+        [Path(__file__).read_text()], trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet)
+    )
+    model = json.loads(raw.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    theirs = Qwen2Tokenizer(vocab=model["vocab"], merges=merges, additional_special_tokens=CONTROL[1:])
+    theirs.add_tokens([AddedToken(token, special=False, normalized=False) for token in ORDINARY])
+    folder = tmp_path_factory.mktemp("qwen")
+    theirs.save_pretrained(folder)
+    return folder, theirs
+
+
+def gguf_fields(definition) -> dict:
+    """As llama.cpp's converter writes them: added tokens that look like control tokens are control tokens."""
+    ids = definition["model"]["vocab"] | {t["content"]: t["id"] for t in definition["added_tokens"]}
+    tokens = sorted(ids, key=ids.__getitem__)
+    kinds = {t["content"]: 3 if t["content"].startswith("<|") else 4 for t in definition["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*tokens, "[PAD1]"],
+        "tokenizer.ggml.token_type": [*(kinds.get(token, 1) for token in tokens), 5],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in definition["model"]["merges"]],
+    }
+
+
+@given(
+    text=st.lists(st.text(max_size=30) | st.sampled_from(["it's 2048\n\n", "  x ", "e\u0301", *ORDINARY])).map("".join)
+)
+def test_qwen_agrees_with_transformers_from_folder_and_gguf(qwen, text):
+    folder, theirs = qwen
+    ours = load_tokenizer(str(folder))
+    packed = from_gguf(gguf_fields(json.loads((folder / "tokenizer.json").read_text())), "x.gguf")
+    ids = ours.encode(text)
+    assert packed.encode(text) == ids
+    assert ours.decode(ids) == packed.decode(ids) == unicodedata.normalize("NFC", text)
+    if "<|" not in text:
+        assert ids == theirs.encode(text)
+
+
+def test_qwen_speaks_chatml_and_keeps_control_tokens_out_of_text(qwen):
+    folder, theirs = qwen
+    for ours in (
+        load_tokenizer(str(folder)),
+        from_gguf(gguf_fields(json.loads((folder / "tokenizer.json").read_text())), "x.gguf"),
+    ):
+        written = "<|im_start|>user\nSum 12 <tool_call>\u00e9<|im_end|>\n<|im_start|>assistant\n"
+        turns = [ChatTurn("user", "Sum 12 <tool_call>e\u0301")]
+        assert ours.chat_prefix(turns, first=True, closed=True) == theirs.encode(written)
+        hostile = "".join(CONTROL + ORDINARY)
+        assert set(theirs.encode(hostile)) >= ours.control_ids
+        assert not set(ours.encode(hostile)) & ours.control_ids
+        assert len(ours.control_ids) == 4
+        assert ours.decode(theirs.encode(hostile)) == "<tool_call></tool_call>"
+        assert ours.eos_id == theirs.convert_tokens_to_ids("<|im_end|>")
+        assert ours.constraint.vocab_size == ours.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.pre": "llama-bpe"}, r"\('gpt2', 'llama-bpe'\) is not supported"),
+        ({"tokenizer.ggml.model": "llama"}, "is not supported"),
+        ({"tokenizer.ggml.merges": ["zz q"]}, "not a tokenizer"),
+        ({"tokenizer.ggml.token_type": []}, "no whole tokenizer"),
+    ],
+)
+def test_other_tokenizers_are_refused(qwen, change, message):
+    fields = gguf_fields(json.loads((qwen[0] / "tokenizer.json").read_text()))
+    with pytest.raises(ConfigError, match=message):
+        from_gguf(fields | change, "x.gguf")
+    with pytest.raises(ConfigError, match=r"no whole tokenizer: 'tokenizer\.ggml\.merges'"):
+        from_gguf({key: value for key, value in fields.items() if key != "tokenizer.ggml.merges"}, "x.gguf")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"added_tokens": [], "model": {"type": "none"}}'])
+def test_a_broken_tokenizer_file_is_a_config_error(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
