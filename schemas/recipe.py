@@ -122,6 +122,14 @@ class EngineSettings(Settings):
     """Longest conversation in tokens."""
     threads: int | None = Field(default=None, ge=1)
     """Threads that decode, each with sequences of its own; null for one per core."""
+    precision: Literal["auto", "fp16", "fp32", "int8", "bf16"] = "auto"
+    """Weights of the embedded engine. auto: bf16 on a CUDA device, else fp16 where fbgemm can run it, else fp32."""
+    kv: Literal["fp32", "bf16", "int8", "k8v4"] = "int8"
+    """Keys and values of the embedded engine: 8 bits by default; k8v4 has 4-bit values."""
+    kv_megabytes: int = Field(default=1280, ge=16)
+    """Memory for keys and values, of running requests and of what is kept between them."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the embedded engine computes."""
     constrain_tools: bool = True
     """Constrain tool calls to the tools' JSON schemas, where the scaffold has them."""
 

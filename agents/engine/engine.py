@@ -8,20 +8,25 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 
-from agents.engine.base import ChatTurn, GenerateRequest, GenerateResult
-from agents.engine.effort import reply_budget
+from agents.engine import files, weights
+from agents.engine.base import ChatTurn, Chunk, EngineMetrics, GenerateRequest, GenerateResult, Sampling
+from agents.engine.effort import Reasoning, reasoning_budget, reply_budget
 from agents.engine.grammar import Constraint
 from agents.engine.models.llama import Llama
+from agents.engine.paused import Paused
+from agents.engine.reply import ReplyText
 from agents.engine.runner import Runner
 from agents.engine.scheduler import Scheduler
-from agents.engine.sequence import Sequence
+from agents.engine.sequence import BLOCK, Sequence
 from agents.engine.tokenizer import ChatTokenizer
 from agents.engine.worker import Worker
-from schemas.errors import ContextFull, EngineRefused
+from schemas.errors import ConfigError, ContextFull, EngineRefused
 
-KV_MEGABYTES = 1280
-"""Default memory for keys and values, of running requests and of conversations between turns."""
+OnChunk = Callable[[Chunk], None]
+Outcome = GenerateResult | Exception
 
 
 class EmbeddedEngine:
@@ -37,69 +42,83 @@ class EmbeddedEngine:
         max_batch: int = 32,
         context: int = 4096,
         threads: int | None = None,
-        kv_megabytes: int = KV_MEGABYTES,
+        kv_megabytes: int = 1280,
     ) -> None:
-        self.model = name
+        self.model, self.version, self.tokenizer = name, version, tokenizer
         self.context = min(context, model.shape.context)
-        self.tokenizer = tokenizer
+        self.max_batch = max_batch
         count = min(threads or _cores(), max_batch)
-        banned = sorted(tokenizer.control_ids - {tokenizer.eos_id})
-        self._budget = kv_megabytes * 2**20 // model.kv_bytes_per_token // count
+        # Control tokens, and rows that a checkpoint's vocabulary has for no token.
+        unknown = range(tokenizer.vocab_size, model.shape.vocab_size)
+        banned = sorted({*tokenizer.control_ids, *unknown} - {tokenizer.eos_id})
+        self._loaded = model
         self._workers = [
-            Worker(
-                Runner(model, banned),
-                Scheduler(-(-max_batch // count), self._budget, model.new_kv),
-                tokenizer,
-                version,
-            )
-            for _ in range(count)
+            self._worker(-(-max_batch // count), kv_megabytes * 2**20 // count, banned) for _ in range(count)
         ]
+        self._room = min(worker.scheduler.capacity_tokens for worker in self._workers)
         self._homes: dict[str, Worker] = {}
 
-    @property
-    def steps(self) -> int:
-        """Steps of all threads."""
-        return sum(worker.steps for worker in self._workers)
+    def _worker(self, max_batch: int, kv_bytes: int, banned: list[int]) -> Worker:
+        model, window = self._loaded, self._loaded.shape.window
+        window_blocks = 0 if window is None else 2 * max_batch * (window // BLOCK + 2)
+        blocks = max(1, int(kv_bytes / (BLOCK * model.kv_bytes_per_token)))
+        scheduler = Scheduler(max_batch, blocks, window=window, window_blocks=window_blocks)
+        cache = model.new_cache(blocks, window_blocks)
+        eos_id = self.tokenizer.eos_id
+        return Worker(Runner(model, cache, banned, eos_id), scheduler, eos_id, self.version)
 
-    @property
-    def sampled(self) -> int:
-        """Tokens sampled."""
-        return sum(worker.sampled for worker in self._workers)
+    async def generate(self, request: GenerateRequest, on_chunk: OnChunk | None = None) -> GenerateResult:
+        """One reply; `on_chunk` hears of every step, on the caller's event loop.
 
-    @property
-    def prefilled(self) -> int:
-        """Prompt tokens computed."""
-        return sum(worker.prefilled for worker in self._workers)
-
-    @property
-    def cached(self) -> int:
-        """Prompt tokens taken over instead of computed."""
-        return sum(worker.cached for worker in self._workers)
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """One reply. EngineRefused when the request is wrong, EngineUnavailable after `close`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[GenerateResult] = loop.create_future()
-
-        def deliver(outcome: GenerateResult | Exception) -> None:
-            # A loop that was closed meanwhile has nobody left who waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_resolve, future, outcome)
-
-        sequence = self._sequence(request, deliver)
+        EngineRefused when the request is wrong, EngineUnavailable after `close`, GenerationPaused after `pause`.
+        """
+        sequence = self._sequence(request)
         worker = self._home(request.conversation)
-        worker.add(sequence)
-        worker.load += 1
-        try:
-            return await future
-        finally:
-            worker.load -= 1
-            sequence.cancelled = not future.done() or future.cancelled()
+        return await self._answer(worker, sequence, on_chunk, lambda: worker.add(sequence))
 
-    def _home(self, conversation: str) -> Worker:
-        """The thread of a conversation: where it was before, else the one with the least to do."""
-        least = min(self._workers, key=lambda worker: worker.load)
-        return self._homes.setdefault(conversation, least)
+    async def pause(self, conversation: str) -> Paused:
+        """Stop the conversation's request at the next token boundary: its state, without prefill to be continued by
+        `continue_paused` here, in another process, or after `swap_weights`. EngineRefused when none is in flight."""
+        worker = self._homes.get(conversation)
+        if worker is None:
+            raise EngineRefused(f"conversation {conversation!r} has no request in flight")
+        return await asyncio.wrap_future(worker.call(partial(worker.pause, conversation)))
+
+    async def continue_paused(self, state: Paused, on_chunk: OnChunk | None = None) -> GenerateResult:
+        """The whole reply of a paused request, from where it stopped. EngineRefused when the state is of another model
+        or does not fit."""
+        if state.layout != self._loaded.kv_layout:
+            raise EngineRefused(f"the state is for keys and values of {state.layout}, not {self._loaded.kv_layout}")
+        sequence = self._continued(state)
+        worker = self._home(state.conversation)
+        return await self._answer(worker, sequence, on_chunk, lambda: worker.restore(sequence, state))
+
+    async def swap_weights(self, model: str, version: str) -> None:
+        """Sample from other weights of the same shape from the next step on, under the name `version`.
+
+        Requests in flight go on with the keys and values they have; nothing else computed before is used again.
+        ConfigError when the shape differs.
+        """
+        old = self._loaded
+        new = await asyncio.to_thread(_load_like, old, model)
+        if new.kv_layout != old.kv_layout or new.shape.vocab_size != old.shape.vocab_size:
+            raise ConfigError(f"{model} has another shape than the weights in use")
+        self._loaded, self.version = new, version
+        calls = [worker.call(partial(worker.swap, new, version)) for worker in self._workers]
+        for call in calls:
+            await asyncio.wrap_future(call)
+
+    def metrics(self) -> EngineMetrics:
+        """Counts of all threads together."""
+        parts = [worker.scheduler.metrics for worker in self._workers]
+        own = {"steps": sum(w.steps for w in self._workers), "sampled": sum(w.sampled for w in self._workers)}
+        rest = [field.name for field in fields(EngineMetrics) if field.name not in own]
+        return EngineMetrics(**own, **{name: sum(getattr(part, name) for part in parts) for name in rest})
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Memory of one token's keys and values."""
+        return self._loaded.kv_bytes_per_token
 
     def release(self, conversation: str) -> None:
         """Drop state kept for a conversation: its memory is the first to be reused. Unknown names are fine."""
@@ -112,12 +131,44 @@ class EmbeddedEngine:
         for worker in self._workers:
             await asyncio.to_thread(worker.close)
 
-    def _sequence(self, request: GenerateRequest, deliver: Callable[[GenerateResult | Exception], None]) -> Sequence:
+    async def _answer(
+        self, worker: Worker, sequence: Sequence, on_chunk: OnChunk | None, post: Callable[[], None]
+    ) -> GenerateResult:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[GenerateResult] = loop.create_future()
+
+        def deliver(outcome: Outcome) -> None:
+            # A loop that was closed meanwhile has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, future, outcome)
+
+        def progress(chunk: Chunk) -> None:
+            if on_chunk is not None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(on_chunk, chunk)
+
+        sequence.deliver = deliver
+        sequence.progress = progress if on_chunk is not None else None
+        post()
+        worker.load += 1
+        try:
+            return await future
+        finally:
+            worker.load -= 1
+            if not future.done() or future.cancelled():
+                worker.cancel(sequence)
+
+    def _home(self, conversation: str) -> Worker:
+        """The thread of a conversation: where it was before, else the one with the least to do."""
+        least = min(self._workers, key=lambda worker: worker.load)
+        return self._homes.setdefault(conversation, least)
+
+    def _sequence(self, request: GenerateRequest) -> Sequence:
         ids = [*request.context_ids, *self._prefix(request)]
         sampling = request.sampling
-        room = min(self.context, self._budget) - len(ids)
+        room = min(self.context, self._room) - len(ids)
         if room < 1:
-            raise ContextFull(f"the prompt has {len(ids)} tokens, the context {self.context}")
+            raise ContextFull(f"the prompt has {len(ids)} tokens, the context {min(self.context, self._room)}")
         if sampling.max_tokens < 1:
             raise EngineRefused(f"max_tokens is {sampling.max_tokens}")
         return Sequence(
@@ -127,11 +178,64 @@ class EmbeddedEngine:
             context=len(request.context_ids),
             limit=min(reply_budget(sampling.effort, sampling.max_tokens), room),
             sampling=sampling,
-            deliver=deliver,
-            matcher=Constraint(self.tokenizer.constraint, request.grammar) if request.grammar is not None else None,
+            deliver=_nobody,
+            priority=request.priority,
+            owner=request.owner,
+            grammar=request.grammar,
+            matcher=self._matcher(request.grammar),
+            text=ReplyText(self.tokenizer.decode, sampling.stop),
+            reasoning=self._reasoning(request.grammar, sampling),
         )
 
+    def _continued(self, state: Paused) -> Sequence:
+        matcher = self._matcher(state.grammar)
+        if matcher is not None:
+            matcher.replay(list(state.ids[state.prompt :]))
+        text = ReplyText(self.tokenizer.decode, state.sampling.stop)
+        reasoning = self._reasoning(state.grammar, state.sampling)
+        for token in state.ids[state.prompt :]:
+            text.feed(token)
+            if reasoning is not None:
+                reasoning.feed(token)
+        text.fresh(last=False)
+        return Sequence(
+            conversation=state.conversation,
+            ids=list(state.ids),
+            prompt=state.prompt,
+            context=state.context,
+            limit=state.limit,
+            sampling=state.sampling,
+            deliver=_nobody,
+            priority=state.priority,
+            owner=state.owner,
+            grammar=state.grammar,
+            matcher=matcher,
+            text=text,
+            reasoning=reasoning,
+            state="paused",
+            mixed=state.mixed or state.version != self.version,
+            computed=state.computed,
+            cached=state.cached,
+            logprobs=list(state.logprobs),
+            raw_logprobs=list(state.raw_logprobs),
+            top=list(state.top),
+            versions=list(state.versions),
+        )
+
+    def _reasoning(self, grammar: str | None, sampling: Sampling) -> Reasoning | None:
+        """Counts thinking, and bounds it when an effort was asked for. A grammar alone says what comes next."""
+        if grammar is not None:
+            return None
+        opening, closing = (self.tokenizer.encode(marker) for marker in ("<think>", "</think>"))
+        return Reasoning(opening, closing, reasoning_budget(sampling.effort, sampling.max_tokens))
+
+    def _matcher(self, grammar: str | None) -> Constraint | None:
+        return None if grammar is None else Constraint(self.tokenizer.constraint, grammar)
+
     def _prefix(self, request: GenerateRequest) -> list[int]:
+        """Ids that the request adds to `context_ids`, up to where the reply begins."""
+        if request.prompt is not None:
+            return self._raw_prompt(request)
         messages: tuple[ChatTurn, ...] = request.messages
         if not messages or messages[-1].role == "assistant":
             raise EngineRefused("the last message must not be of the assistant")
@@ -143,8 +247,23 @@ class EmbeddedEngine:
         closed = request.context_ids[-1] == self.tokenizer.eos_id
         return self.tokenizer.chat_prefix(messages[replies[-1] + 1 :], first=False, closed=closed)
 
+    def _raw_prompt(self, request: GenerateRequest) -> list[int]:
+        if request.messages or request.context_ids or not request.prompt:
+            raise EngineRefused("a prompt of ids stands alone, and has at least one")
+        if not all(0 <= token < self._loaded.shape.vocab_size for token in request.prompt):
+            raise EngineRefused(f"the prompt has an id outside 0-{self._loaded.shape.vocab_size - 1}")
+        return list(request.prompt)
 
-def _resolve(future: "asyncio.Future[GenerateResult]", outcome: GenerateResult | Exception) -> None:
+
+def _load_like(old: Llama, model: str) -> Llama:
+    return Llama(*weights.open_checkpoint(files.find(model)), old.precision, old.kv, old.device)
+
+
+def _nobody(outcome: Outcome) -> None:
+    """Where a reply goes before anybody waits for it."""
+
+
+def _resolve(future: "asyncio.Future[GenerateResult]", outcome: Outcome) -> None:
     if future.done():
         return
     if isinstance(outcome, Exception):

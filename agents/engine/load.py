@@ -25,8 +25,8 @@ def load_engine(settings: EngineSettings) -> Engine:
     return load_embedded(settings)
 
 
-def load_embedded(settings: EngineSettings, precision: "Precision | None" = None) -> "EmbeddedEngine":
-    """The model in this process. `precision` None: fp16 weights where fbgemm can run them, else fp32."""
+def load_embedded(settings: EngineSettings) -> "EmbeddedEngine":
+    """The model in this process."""
     path = files.find(settings.model)
     try:
         import torch
@@ -37,19 +37,33 @@ def load_embedded(settings: EngineSettings, precision: "Precision | None" = None
     except ImportError as error:
         raise ConfigError(f"the embedded engine needs {error.name}; run: pip install 'trajmill[engine]'") from error
 
-    chosen: Precision = precision or ("fp16" if "fbgemm" in torch.backends.quantized.supported_engines else "fp32")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch finds no CUDA device")
+    precision = _precision(settings, fbgemm="fbgemm" in torch.backends.quantized.supported_engines)
     shape, read = weights.open_checkpoint(path)
-    version = f"{_name(settings.model)}@{weights.digest(path)}-{chosen}"
+    version = f"{_name(settings.model)}@{weights.digest(path)}-{precision}"
     log.info("loading %s", version)
     return EmbeddedEngine(
         _name(settings.model),
         version,
-        Llama(shape, read, chosen),
+        Llama(shape, read, precision, settings.kv, settings.device),
         load_tokenizer(settings.model),
         max_batch=settings.max_batch,
         context=settings.context,
-        threads=settings.threads,
+        threads=1 if settings.device == "cuda" else settings.threads,
+        kv_megabytes=settings.kv_megabytes,
     )
+
+
+def _precision(settings: EngineSettings, *, fbgemm: bool) -> "Precision":
+    on_cpu: tuple[Precision, ...] = ("fp16", "fp32", "int8") if fbgemm else ("fp32", "int8")
+    on_cuda: tuple[Precision, ...] = ("bf16", "fp32")
+    allowed = on_cpu if settings.device == "cpu" else on_cuda
+    if settings.precision == "auto":
+        return allowed[0]
+    if settings.precision not in allowed:
+        raise ConfigError(f"precision {settings.precision!r} cannot run on {settings.device!r} here, only {allowed}")
+    return settings.precision
 
 
 def _name(model: str) -> str:

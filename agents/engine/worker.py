@@ -5,29 +5,36 @@ short to share out, and cores that also run sandboxes would make every one of th
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
-from agents.engine.base import GenerateResult
+from agents.engine.base import Chunk, GenerateResult
+from agents.engine.models.llama import Llama
+from agents.engine.paused import Paused
 from agents.engine.runner import Runner
 from agents.engine.sampler import Draw
 from agents.engine.scheduler import Scheduler
-from agents.engine.sequence import Finish, Sequence
-from agents.engine.tokenizer import ChatTokenizer
-from schemas.errors import EngineError, EngineRefused, EngineUnavailable
+from agents.engine.sequence import BLOCK, Finish, Sequence
+from schemas.errors import EngineError, EngineRefused, EngineUnavailable, GenerationPaused
+
+T = TypeVar("T")
 
 
 class Worker:
-    """A step thread. `steps`, `sampled`, `prefilled` and `cached` count work done, in steps and tokens."""
+    """A step thread. `steps` and `sampled` count work done, in steps and tokens; `load` requests not yet answered."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, tokenizer: ChatTokenizer, version: str) -> None:
-        self.steps = self.sampled = self.prefilled = self.cached = 0
-        self.load = 0
-        """Requests posted and not yet answered; kept by the engine."""
-        self._runner, self._scheduler, self._tokenizer, self._version = runner, scheduler, tokenizer, version
+    def __init__(self, runner: Runner, scheduler: Scheduler, eos_id: int, version: str) -> None:
+        self.steps = self.sampled = self.load = 0
+        self.scheduler = scheduler
+        self._runner, self._eos_id, self._version = runner, eos_id, version
+        self._live: dict[str, list[Sequence]] = {}
+        self._arriving: list[tuple[Sequence, Paused]] = []
         self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: list[tuple[Callable[[], None], Callable[[Exception], None]]] = []
         self._closing = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -35,18 +42,49 @@ class Worker:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises EngineUnavailable when the thread has ended."""
-        with self._wake:
-            if self._closing or self._failure is not None:
-                raise EngineUnavailable(f"the engine has stopped: {self._failure or 'closed'}")
-            self._inbox.append(lambda: self._scheduler.add(sequence))
-            self._wake.notify()
+        self._post(lambda: self._add(sequence), sequence.deliver)
+
+    def restore(self, sequence: Sequence, state: Paused) -> None:
+        """Queue a paused request, whose `sequence` has no blocks yet. Raises EngineUnavailable as `add`."""
+        self._post(lambda: self._arriving.append((sequence, state)), sequence.deliver)
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Have `function` called between two steps. Raises EngineUnavailable when the thread has ended."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except EngineError as error:
+                future.set_exception(error)
+
+        self._post(run, future.set_exception)
+        return future
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Free a request's place and blocks before the next step; nothing is delivered. Fine after the end, too."""
+        self._quietly(lambda: self._leave(sequence, self.scheduler.cancel))
 
     def release(self, conversation: str) -> None:
-        """Let the memory of a conversation be reused first."""
-        with self._wake:
-            if not self._closing and self._failure is None:
-                self._inbox.append(lambda: self._scheduler.blocks.release(conversation))
-                self._wake.notify()
+        """Let the memory of a conversation be reused first. Fine after the end, too."""
+        self._quietly(lambda: self.scheduler.release(conversation))
+
+    def pause(self, conversation: str) -> Paused:
+        """Stop a conversation's request here and give its state; its caller gets GenerationPaused. Through `call`."""
+        waiting = self._live.get(conversation)
+        if not waiting:
+            raise EngineRefused(f"conversation {conversation!r} has no request in flight")
+        sequence = waiting[0]
+        self.scheduler.pause(sequence)
+        state = self._state(sequence)
+        self._leave(sequence, self.scheduler.cancel)
+        sequence.deliver(GenerationPaused(f"{conversation} was paused after {len(sequence.output)} tokens"))
+        return state
+
+    def swap(self, model: Llama, version: str) -> None:
+        """Go on with other weights: requests in flight keep what they computed, nothing else does. Through `call`."""
+        self._runner.model, self._version = model, version
+        self.scheduler.flush()
 
     def close(self) -> None:
         """End the thread and wait for it; requests in flight get EngineUnavailable."""
@@ -54,6 +92,19 @@ class Worker:
             self._closing = True
             self._wake.notify()
         self._thread.join()
+
+    def _post(self, action: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+        with self._wake:
+            if self._closing or self._failure is not None:
+                raise EngineUnavailable(f"the engine has stopped: {self._failure or 'closed'}")
+            self._inbox.append((action, fail))
+            self._wake.notify()
+
+    def _quietly(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            if not self._closing and self._failure is None:
+                self._inbox.append((action, lambda error: None))
+                self._wake.notify()
 
     def _loop(self) -> None:
         torch.set_num_threads(1)
@@ -63,70 +114,174 @@ class Worker:
             raise EngineUnavailable("the engine was closed")
         except Exception as error:  # noqa: BLE001 - whatever ends the thread must reach those who wait for it
             failure = error if isinstance(error, EngineError) else EngineError(f"the engine failed: {error!r}")
+            failure.__cause__ = None if failure is error else error
             with self._wake:
                 self._failure = failure
-                for action in self._inbox:
-                    action()
-            for sequence in self._scheduler.drain():
+                inbox, self._inbox = self._inbox, []
+            for _, fail in inbox:
+                fail(failure)
+            for sequence in [one for sequences in self._live.values() for one in sequences]:
+                sequence.deliver(failure)
+            for sequence, _ in self._arriving:
                 sequence.deliver(failure)
 
     def _next(self) -> bool:
         """Take in what was posted; wait while there is nothing to do. False when the engine closes."""
         with self._wake:
-            while not (self._inbox or self._closing or self._scheduler.busy):
+            while not (self._inbox or self._closing or self._arriving or self.scheduler.busy):
                 self._wake.wait()
-            actions, self._inbox = self._inbox, []
-            for action in actions:
-                action()
-            return not self._closing
+            inbox, self._inbox = self._inbox, []
+        for action, _ in inbox:
+            action()
+        self._admit()
+        return not self._closing
+
+    def _add(self, sequence: Sequence) -> None:
+        self._live.setdefault(sequence.conversation, []).append(sequence)
+        self.scheduler.add(sequence)
+
+    def _leave(self, sequence: Sequence, how: Callable[[Sequence], None]) -> None:
+        """Take a sequence out by `how`, once; a request that has ended meanwhile is left alone."""
+        self._arriving = [one for one in self._arriving if one[0] is not sequence]
+        live = self._live.get(sequence.conversation, [])
+        if sequence not in live:
+            return
+        live.remove(sequence)
+        if not live:
+            del self._live[sequence.conversation]
+        how(sequence)
+
+    def _admit(self) -> None:
+        """Give paused requests their blocks back, as far as there is room."""
+        while self._arriving:
+            sequence, state = self._arriving[0]
+            if not self.scheduler.adopt(sequence):
+                if not self.scheduler.busy:
+                    self._arriving.pop(0)
+                    sequence.deliver(EngineRefused(f"no room for the {sequence.computed} tokens of a paused request"))
+                    continue
+                return
+            self._arriving.pop(0)
+            cache = self._runner.cache
+            cache.full.restore(sequence.table[: -(-state.computed // BLOCK)], state.full)
+            cache.window.restore([sequence.window[at] for at in state.window_at], state.window)
+            self._live.setdefault(sequence.conversation, []).append(sequence)
+            self.scheduler.resume(sequence)
+
+    def _state(self, sequence: Sequence) -> Paused:
+        # In mid-replay the window is not whole, so what was found is looked up again where the request goes on.
+        computed = 0 if sequence.window and sequence.computed < sequence.kept else sequence.computed
+        used, cache = -(-computed // BLOCK), self._runner.cache
+        spare = used * BLOCK - computed
+        window_at = tuple(at for at, block in enumerate(sequence.window[:used]) if block >= 0)
+        return Paused(
+            layout=self._runner.model.kv_layout,
+            version=self._version,
+            mixed=sequence.mixed,
+            conversation=sequence.conversation,
+            ids=tuple(sequence.ids),
+            prompt=sequence.prompt,
+            context=sequence.context,
+            limit=sequence.limit,
+            sampling=sequence.sampling,
+            priority=sequence.priority,
+            owner=sequence.owner,
+            grammar=sequence.grammar,
+            computed=computed,
+            cached=sequence.cached,
+            logprobs=tuple(sequence.logprobs),
+            raw_logprobs=tuple(sequence.raw_logprobs),
+            top=tuple(sequence.top),
+            versions=tuple(sequence.versions),
+            window_at=window_at,
+            full=cache.full.export(sequence.table[:used], spare),
+            window=cache.window.export([sequence.window[at] for at in window_at], spare),
+        )
 
     def _step(self) -> None:
-        slices = self._scheduler.schedule()
-        if not slices:
+        step = self.scheduler.schedule()
+        if not step.slices:
             return
         self.steps += 1
-        self.prefilled += sum(part.count for part in slices if not part.sequence.replying)
-        for sequence, drawn in self._runner.run(slices):
-            self._settle(sequence, drawn)
+        drawn = self._runner.run(step)
+        self.scheduler.advance(step)
+        for sequence, draw in drawn:
+            self._settle(sequence, draw)
 
-    def _settle(self, sequence: Sequence, drawn: Draw) -> None:
-        """Append what was sampled and what the grammar forces after it; deliver the reply when it is whole."""
+    def _settle(self, sequence: Sequence, draw: Draw) -> None:
+        """Append what was sampled and what must follow it; deliver the reply when it is whole."""
+        before = len(sequence.ids)
         try:
-            forced = sequence.matcher.forced(drawn.token) if sequence.matcher else []
+            finish = self._append(sequence, draw)
         except EngineRefused as error:
-            self._scheduler.finish(sequence)
+            self._leave(sequence, self.scheduler.cancel)
             sequence.deliver(error)
             return
-        for token, logprob in [(drawn.token, drawn.logprob), *((token, 0.0) for token in forced)]:
+        if finish is not None and sequence.text is not None:
+            sequence.text.end()
+        if sequence.progress is not None:
+            sequence.progress(_chunk(sequence, before - sequence.prompt, last=finish is not None))
+        if finish is not None:
+            self._leave(sequence, self.scheduler.finish)
+            sequence.deliver(self._result(sequence, finish))
+
+    def _append(self, sequence: Sequence, draw: Draw) -> Finish | None:
+        remaining = sequence.prompt + sequence.limit - len(sequence.ids) - 1
+        forced = sequence.matcher.forced(draw.token, remaining) if sequence.matcher else []
+        follows = deque([draw.token, *forced])
+        chosen = True
+        while follows:
+            token = follows.popleft()
+            # What is forced was not chosen: certain where it counts, and no alternatives were looked at.
             sequence.ids.append(token)
-            sequence.logprobs.append(logprob)
+            sequence.logprobs.append(draw.logprob if chosen else 0.0)
+            sequence.raw_logprobs.append(draw.raw_logprob if chosen else None)
+            sequence.top.append(draw.top if chosen else ())
+            chosen = False
             self.sampled += 1
+            _count_version(sequence, self._version)
+            if sequence.text is not None:
+                sequence.text.feed(token)
+            if sequence.reasoning is not None:
+                follows += sequence.reasoning.feed(token)
             finish = self._finish(sequence)
             if finish is not None:
-                self.cached += sequence.cached
-                self._scheduler.finish(sequence)
-                sequence.deliver(self._result(sequence, finish))
-                return
+                return finish
+        return None
 
     def _finish(self, sequence: Sequence) -> Finish | None:
-        if sequence.ids[-1] == self._tokenizer.eos_id:
-            return "stop"
-        if sequence.sampling.stop and self._stop_at(sequence) is not None:
+        if sequence.ids[-1] == self._eos_id or (sequence.text is not None and sequence.text.stopped):
             return "stop"
         return "length" if len(sequence.ids) - sequence.prompt >= sequence.limit else None
 
-    def _stop_at(self, sequence: Sequence) -> int | None:
-        text = self._tokenizer.decode(sequence.output)
-        places = [place for stop in sequence.sampling.stop if (place := text.find(stop)) >= 0]
-        return min(places, default=None)
-
     def _result(self, sequence: Sequence, finish: Finish) -> GenerateResult:
+        asked = sequence.sampling
         return GenerateResult(
-            text=self._tokenizer.decode(sequence.output)[: self._stop_at(sequence)],
+            text=sequence.text.text if sequence.text is not None else "",
             finish_reason=finish,
             prompt_ids=tuple(sequence.ids[sequence.context : sequence.prompt]),
             output_ids=tuple(sequence.output),
             logprobs=tuple(sequence.logprobs),
             policy_version=self._version,
             cached_tokens=sequence.cached,
+            versions=tuple(sequence.versions),
+            raw_logprobs=tuple(sequence.raw_logprobs) if asked.raw_logprobs else None,
+            top=tuple(sequence.top) if asked.top_logprobs else None,
+            reasoning_tokens=sequence.reasoning.tokens if sequence.reasoning is not None else 0,
         )
+
+
+def _count_version(sequence: Sequence, version: str) -> None:
+    if sequence.versions and sequence.versions[-1][0] == version:
+        sequence.versions[-1] = (version, sequence.versions[-1][1] + 1)
+    else:
+        sequence.versions.append((version, 1))
+
+
+def _chunk(sequence: Sequence, start: int, *, last: bool) -> Chunk:
+    return Chunk(
+        text=sequence.text.fresh(last=last) if sequence.text is not None else "",
+        ids=tuple(sequence.output[start:]),
+        logprobs=tuple(sequence.logprobs[start:]),
+        top=tuple(sequence.top[start:]),
+    )

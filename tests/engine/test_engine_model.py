@@ -11,6 +11,7 @@ from agents.engine import weights
 from agents.engine.attention import Span
 from agents.engine.config import from_folder
 from agents.engine.models.llama import Llama
+from agents.engine.sequence import BLOCK
 from schemas.errors import ConfigError, InputError
 
 TEXT = """A small workshop on the edge of the town repairs clocks. Every morning the owner opens the shutters, sweeps
@@ -42,12 +43,12 @@ key to the upper room is kept.""".replace("\n", " ")
 
 
 def logits_of(model: Llama, ids: list[int], chunk: int) -> torch.Tensor:
-    kv = model.new_kv(len(ids))
+    table = list(range(-(-len(ids) // BLOCK)))
+    cache = model.new_cache(len(table))
     rows = []
     for start in range(0, len(ids), chunk):
-        part = torch.tensor(ids[start : start + chunk])
-        span = Span(kv, 0, start, len(part))
-        rows.append(model.logits(model.hidden(part, torch.arange(start, start + len(part)), [span])))
+        part = ids[start : start + chunk]
+        rows.append(model.logits(model.hidden(part, [Span(table, start, len(part))], cache)))
     return torch.cat(rows)
 
 
@@ -77,7 +78,7 @@ def test_small_random_model_agrees_with_transformers(tmp_path, tied, shard):
     oracle = small_checkpoint(tmp_path, tied=tied, shard=shard)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "60KB")
     shape, read = weights.open_checkpoint(tmp_path)
-    model = Llama(shape, read, "fp32", kv_dtype=torch.float32)
+    model = Llama(shape, read, "fp32", "fp32")
     ids = torch.randint(0, 160, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = oracle(torch.tensor([ids])).logits[0].detach()
     for chunk in (70, 16, 1):
@@ -86,45 +87,42 @@ def test_small_random_model_agrees_with_transformers(tmp_path, tied, shard):
 
 def test_batched_rows_of_several_sequences_equal_single_ones(tmp_path):
     small_checkpoint(tmp_path, tied=True, shard="1GB")
-    model = Llama(*weights.open_checkpoint(tmp_path), "fp32", kv_dtype=torch.float32)
+    model = Llama(*weights.open_checkpoint(tmp_path), "fp32", "fp32")
     lists = [list(range(i, i + n)) for i, n in [(3, 20), (50, 1), (7, 33)]]
     alone = torch.cat([logits_of(model, ids, 64) for ids in lists])
-    spans, row = [], 0
-    for ids in lists:
-        spans.append(Span(model.new_kv(40), row, 0, len(ids)))
-        row += len(ids)
-    positions = torch.cat([torch.arange(len(ids)) for ids in lists])
-    together = model.logits(model.hidden(torch.tensor([token for ids in lists for token in ids]), positions, spans))
+    cache = model.new_cache(9)
+    spans = [Span([3 * i, 3 * i + 1, 3 * i + 2], 0, len(ids)) for i, ids in enumerate(lists)]
+    together = model.logits(model.hidden([token for ids in lists for token in ids], spans, cache))
     assert (together - alone).abs().max() < 1e-4
 
 
 @pytest.fixture(scope="module")
-def smollm_logits(weights_file, tokenizer):
+def smollm(weights_file, tokenizer):
+    """Ids of the text, the checkpoint, and the logits that fp32 weights give with fp32 keys and values."""
     ids = tokenizer.encode(TEXT)
-    shape, read = weights.open_checkpoint(weights_file)
-    exact = logits_of(Llama(shape, read, "fp32", kv_dtype=torch.float32), ids, len(ids))
-    fast = Llama(shape, read, "fp16", kv_dtype=torch.float32)
-    weights_only = logits_of(fast, ids, 100)
-    fast._kv_dtype = torch.bfloat16
-    return ids, exact, weights_only, logits_of(fast, ids[:300], 100)
+    checkpoint = weights.open_checkpoint(weights_file)
+    return ids, checkpoint, logits_of(Llama(*checkpoint, "fp32", "fp32"), ids, len(ids))
 
 
 def perplexity(logits: torch.Tensor, ids: list[int]) -> float:
     return math.exp(cross_entropy(logits[:-1], torch.tensor(ids[1:])))
 
 
-def test_perplexity_is_that_of_a_language_model(smollm_logits):
-    ids, exact, weights_only, product = smollm_logits
+@pytest.mark.parametrize(
+    ("precision", "kv", "loss", "agreement"),
+    [
+        ("fp16", "fp32", 0.01, 0.99),
+        ("int8", "fp32", 0.01, 0.98),
+        ("fp32", "int8", 0.005, 0.98),
+        ("fp32", "k8v4", 0.01, 0.95),
+    ],
+)
+def test_what_is_smaller_is_the_same_language_model(smollm, precision, kv, loss, agreement):
+    ids, checkpoint, exact = smollm
     assert 10 < perplexity(exact, ids) < 45
-    assert perplexity(weights_only, ids) == pytest.approx(perplexity(exact, ids), rel=0.01)
-    assert perplexity(product, ids[:300]) == pytest.approx(perplexity(exact[:300], ids[:300]), rel=0.01)
-
-
-def test_fast_weights_choose_the_same_tokens(smollm_logits):
-    _, exact, weights_only, product = smollm_logits
-    assert (exact.argmax(-1) == weights_only.argmax(-1)).float().mean() >= 0.99
-    # Keys and values in bfloat16 add their own rounding: a few near ties fall the other way.
-    assert (exact[:300].argmax(-1) == product.argmax(-1)).float().mean() >= 0.98
+    fast = logits_of(Llama(*checkpoint, precision, kv), ids, 200)
+    assert perplexity(fast, ids) == pytest.approx(perplexity(exact, ids), rel=loss)
+    assert (exact.argmax(-1) == fast.argmax(-1)).float().mean() >= agreement
 
 
 def test_gguf_row_order_is_undone():
