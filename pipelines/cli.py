@@ -206,6 +206,45 @@ def node(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2, a folder of safetensors or a .gguf file.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 8000,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Replies sampled at once.")] = 64,
+    max_queue: Annotated[int, typer.Option("--max-queue", min=0, help="Replies that may wait; more get 429.")] = 256,
+    context: Annotated[int, typer.Option("--context", min=256, help="Longest conversation in tokens.")] = 4096,
+    kv: Annotated[
+        Literal["fp32", "bf16", "int8", "k8v4"], typer.Option("--kv", help="Format of keys and values.")
+    ] = "int8",
+    kv_megabytes: Annotated[int, typer.Option("--kv-megabytes", min=16, help="Memory for them.")] = 1280,
+    precision: Annotated[
+        Literal["auto", "fp16", "fp32", "int8", "bf16"], typer.Option("--precision", help="Format of the weights.")
+    ] = "auto",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Where to compute.")] = "cpu",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads that sample; one per core.")] = None,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", help="Variable that holds the token; needed off loopback.")
+    ] = None,
+) -> None:
+    """Serve a model over OpenAI's HTTP API until a signal ends it."""
+    from agents.engine.serving.guard import token_from
+    from pipelines.serve import serve as serve_model
+    from schemas.recipe import EngineSettings
+
+    settings = EngineSettings(
+        model=model,
+        max_batch=max_batch,
+        context=context,
+        kv=kv,
+        kv_megabytes=kv_megabytes,
+        precision=precision,
+        device=device,
+        threads=threads,
+    )
+    serve_model(settings, host, port, max_queue=max_queue, token=token_from(token_env, host))
+
+
+@app.command()
 def doctor() -> None:
     """Say what this host can do and what is missing; exit status 1 when the default run cannot work."""
     from pipelines.doctor import print_report

@@ -72,7 +72,9 @@ class EmbeddedEngine:
 
         EngineRefused when the request is wrong, EngineUnavailable after `close`, GenerationPaused after `pause`.
         """
-        sequence = self._sequence(request)
+        # Compiling a grammar takes a tenth of a second and more: not on the caller's event loop.
+        prepare = asyncio.to_thread(self._sequence, request) if request.grammar is not None else None
+        sequence = await prepare if prepare is not None else self._sequence(request)
         worker = self._home(request.conversation)
         return await self._answer(worker, sequence, on_chunk, lambda: worker.add(sequence))
 

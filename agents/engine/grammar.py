@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 
-GUARDED = 128
+GUARDED = 96
 """Tokens before the end of the budget from which on a reply is kept from running into it."""
 _SLACK = 1
 
@@ -25,7 +25,7 @@ class Constraint:
 
     A reply whose budget runs out is ended in time, so that it is valid all the same: `fits` refuses tokens from which
     there is no way to the end within the budget, `forced` gives the way when it must be taken. Both only look when at
-    most 128 tokens are left, and cost nothing while free text is written. A budget too small from the start, or a
+    most 96 tokens are left, and cost nothing while free text is written. A budget too small from the start, or a
     grammar that asks for long text, ends as any reply does that is cut: "length".
 
     `allowed`: a bit for each id, lowest first: whether it can come next. The end-of-turn id: where the grammar may end.
@@ -38,7 +38,7 @@ class Constraint:
             self._matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         except UnicodeEncodeError as error:
             raise EngineRefused(f"grammar: not Unicode text: {error.reason}") from error
-        self._words = words_of(tokenizer)
+        self._tokenizer, self._words = tokenizer, words_of(tokenizer)
         self._check()
         # A known way to the end has `_length` tokens. It is measured when needed, from where `_unmeasured` stands: text
         # written since then leaves it as it is. So it depends on the ids alone, and `replay` comes to the same.
@@ -57,15 +57,17 @@ class Constraint:
             return True
         ahead = self._matcher.deep_copy()
         ahead.consume_token(token)
-        way = ending(ahead, self._words)
-        if way is None or len(way) > remaining:
+        ids = ahead.compute_ff_tokens()
+        ahead.consume_tokens(ids)
+        way = ending(ahead, self._tokenizer)
+        if way is None or len(ids) + len(way) > remaining:
             return False
         self._next = token, len(way)
         return True
 
     def way_out(self) -> list[int] | None:
         """Ids that end the reply from here; None when no short way is found."""
-        return ending(self._matcher, self._words)
+        return ending(self._matcher, self._tokenizer)
 
     def forced(self, token: int, remaining: int | None = None) -> list[int]:
         """Move on by `token`; the ids that must follow, the end-of-turn id after the last one when nothing else can.
@@ -82,7 +84,7 @@ class Constraint:
         if self._matcher.is_stopped():
             return ids if self._words.eos in ids else [*ids, self._words.eos]
         if self._next is not None and self._next[0] == token:
-            self._length, self._unmeasured = self._next[1] - len(ids), None
+            self._length, self._unmeasured = self._next[1], None
         elif ids or not text:
             self._unmeasured = self._matcher.deep_copy()
         self._next = None
@@ -97,13 +99,13 @@ class Constraint:
     def replay(self, ids: Sequence[int]) -> None:
         """Go to where a reply with these ids stands; forced ones are among them, the end-of-turn id may be missing.
         EngineRefused when the grammar does not allow them."""
-        at = 0
-        while at < len(ids):
-            follow = self.forced(ids[at])
-            given = list(ids[at + 1 : at + 1 + len(follow)])
-            if follow[: len(given)] != given:
-                raise EngineRefused("grammar: the ids are not a reply that followed it")
-            at += 1 + len(follow)
+        try:
+            self._consume(list(ids[:-1] if ids and ids[-1] == self._words.eos else ids))
+        except EngineRefused as error:
+            raise EngineRefused(f"grammar: the ids are not a reply that followed it ({error})") from error
+        self._unmeasured = self._matcher.deep_copy()
+        if not self._matcher.is_stopped():
+            self._look()
 
     def _last_way(self, left: int) -> list[int] | None:
         """The way to the end, if it is time to take it."""
@@ -117,7 +119,7 @@ class Constraint:
 
     def _ending_length(self) -> int | None:
         if self._unmeasured is not None:
-            way = ending(self._unmeasured, self._words)
+            way = ending(self._unmeasured, self._tokenizer)
             self._length, self._unmeasured = None if way is None else len(way), None
         return self._length
 

@@ -3,7 +3,9 @@
 A draw is a function of the request's seed, the position in the reply and the distribution, of nothing else: the uniform
 number is a hash of seed and position, and rows are computed one by one. So the batch around a request does not matter,
 except where floating point does: linear layers over other row counts may sum in another order, which moves logits by
-about 1e-4. That tips a draw which falls on the border between two tokens: fewer than 2 in 1000 (measured 0.6 to 1).
+about 1e-4. That tips draws that fall on the border between two tokens. Noise of 1e-4 on SmolLM2's logits tipped 0.2% of
+the draws at temperature 0.8 and top-p 0.95, and 0.6% at 1 and 1, where the many tokens of the tail change places;
+where tokens are few (a vocabulary of 400), fewer than 0.2%, which a test holds.
 
 Logprobs are natural logs under the distribution sampled from: masks, temperature and top-p applied. Greedy decoding
 (temperature 0) and tokens forced by a grammar leave no choice: 0.0. Raw ones and alternatives are of the model's own
@@ -25,6 +27,7 @@ from schemas.ids import derive_seed
 _CUTOFFS = (1e-2, 1e-4, 0.0)
 """Shares of the largest probability below which tokens are first left out of account; exact all the same."""
 _ATTEMPTS = 8
+"""Draws of one token that a grammar may refuse before the way to its end is taken."""
 _BIASES = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(0), np.float32(-math.inf))
 """What a byte of a grammar's mask adds to the logits of eight ids: 20 times as fast as a mask of booleans."""
 
@@ -68,7 +71,7 @@ def _token(logits: NDArray[np.float32], sequence: Sequence, eos_id: int) -> tupl
         return _draw(logits, sampling, position)
     _allow(logits, constraint.allowed)
     for attempt in range(_ATTEMPTS):
-        # Drawing again without what was refused samples from the distribution without all that would be refused.
+        # Drawing again without what was refused samples from what would not be. The logprob is of the last draw.
         token, logprob = _draw(logits, sampling, position, attempt)
         if constraint.fits(token, sequence.limit - position - 1):
             return token, logprob

@@ -104,7 +104,7 @@ class ChatTokenizer:
 
         # Slices are token sets with ready-made masks: with one for text without "<", a mask of the free text in front
         # of a tool call takes 0.1 ms instead of 1.
-        slices = ["[^<]{1,20}", *LLTokenizer.general_slices()]
+        slices = ["[^<]{1,20}", *LLTokenizer.general_slices(), "[a-z ]{1,20}"]
         return LLTokenizer(json.dumps(self._definition), n_vocab=self.vocab_size, eos_token=self.eos_id, slices=slices)
 
 

@@ -116,7 +116,7 @@ def test_raw_logprobs_and_alternatives_are_of_the_model_alone(temperature):
 
 
 def test_rounding_rarely_tips_a_draw():
-    """The bound that the module states: noise of 1e-4 on logits tips fewer than 2 draws in 1000."""
+    """The bound that the module states: noise of 1e-4 on logits of 400 tokens tips fewer than 2 draws in 1000."""
     rows = logits(11, 4000, size=400)
     noise = logits(12, 4000, size=400, sharp=1e-4)
     asked = [sequence(Sampling(9, 0.8, 0.95, seed=i), i % 7) for i in range(4000)]
