@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from sandbox_measure import say
+from lines import say
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from lines import say, skip
 from sandbox_measure import (
     BAR,
     Meter,
@@ -15,9 +16,7 @@ from sandbox_measure import (
     new_factory,
     pid_of,
     pss_bytes,
-    say,
     settled_meminfo,
-    skip,
     traces,
 )
 

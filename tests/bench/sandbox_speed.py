@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import sandbox_peers as peers
-from sandbox_measure import BAR, Cost, Meter, below, children, interleave, pid_of, say
+from lines import say
+from sandbox_measure import BAR, Cost, Meter, below, children, interleave, pid_of
 
 from agents.sandbox.base import Limits
 from agents.sandbox.native.host import NativeFactory

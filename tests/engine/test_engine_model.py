@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,32 +15,7 @@ from agents.engine.models.llama import Llama
 from agents.engine.sequence import BLOCK
 from schemas.errors import ConfigError, InputError
 
-TEXT = """A small workshop on the edge of the town repairs clocks. Every morning the owner opens the shutters, sweeps
-the floor and winds the tall clock by the door. People bring her watches that stopped years ago, and most of
-them leave with a watch that works. She keeps a notebook in which she writes the date, the name of the
-customer, what was broken and how long the repair took. After ten years she had filled fourteen notebooks.
-One winter she counted the entries and found that almost half of all repairs were the same: a spring that
-had lost its strength. Since then she keeps a box of springs on the shelf behind her, sorted by size, and a
-repair that used to take a day is done in an hour. Her nephew wrote a short program that reads the table of
-repairs and prints the average time for each kind of fault. The first version of the program was wrong,
-because it counted the days on which the shop was closed. To repair the program, she first wrote down what
-it should print for three weeks that she knew well. Then she ran it on the same weeks and compared the
-numbers by hand. Two of them agreed and the third was off by one day. The fault was in the line that
-subtracts one date from another: it took the day after the watch was collected instead of the day itself.
-Once the line was changed all three numbers agreed, and she kept the three weeks in a file so that the next
-change could be checked in the same way. The table itself has seven columns: number, date, customer, object,
-fault, hours and price. A row is never deleted. If a customer changes her mind, a second row is added with
-the same number and a price of zero, and a remark says why. At the end of each month the rows are sorted by
-fault and the hours are added up. The sum goes to a sheet of paper on the wall, where everybody who works in
-the shop can see it. In March there were forty repairs, in April thirty six, and in May, when the school is
-closed for two weeks, only twenty one. The owner thinks that people break fewer watches when they are on
-holiday, but her nephew says that they simply do not notice. If the water in the street rises, the shop has
-to be closed. It happened twice in the last twenty years. The first time the clocks on the lower shelves
-were lost, because nobody had thought of carrying them upstairs. The second time everyone knew what to do:
-one person took the watches, another one the tools, and the third one the notebooks. It took them less than
-ten minutes, and when the water was gone they only had to clean the floor and wait until the wood was dry.
-Since that day a small card hangs next to the door. It says who carries what, in which order, and where the
-key to the upper room is kept.""".replace("\n", " ")
+TEXT = (Path(__file__).parent / "fixed_text.txt").read_text(encoding="utf-8").replace("\n", " ").strip()
 
 
 def logits_of(model: Llama, ids: list[int], chunk: int) -> torch.Tensor:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.sandbox.base import Limits
 from agents import compiled
+from agents.sandbox.base import Limits
 from agents.sandbox.native import build, cgroups
 from agents.sandbox.native.host import NativeFactory
 from agents.sandbox.native.sandbox import NativeSandbox

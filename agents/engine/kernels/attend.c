@@ -280,7 +280,7 @@ static void update(float *state, float *scores, const float *values, int size, i
     for (int t = last + 1; t < BLOCK; t++)
         scores[t] = NOTHING;
     v8 s0 = load(scores), s1 = load(scores + 8);
-    float most = largest(choose(s0 > s1, s0, s1));
+    float most = largest(greater(s0, s1));
     if (most > state[0]) {
         float shrink = exponential(all(state[0] - most))[0];
         state[0] = most;
@@ -322,6 +322,13 @@ static void attend_row(const Attention *a, const float *q, const float *keys, co
     }
 }
 
+/* Ask for memory that is needed soon: blocks lie all over it, where the processor cannot foresee them. */
+static void fetch(const uint8_t *from, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(from + i);
+}
+
 static void attend_tile(const Attention *a, const uint8_t *blocks, const float *qkv, float *out, const Row *rows, int n,
                         int head, float *scratch)
 {
@@ -348,6 +355,8 @@ static void attend_tile(const Attention *a, const uint8_t *blocks, const float *
             if (row->table[b] != unpacked) {
                 unpacked = row->table[b];
                 read_block(a, blocks + unpacked * block_bytes + head * a->head_bytes, keys, values);
+                if (b < row->position / BLOCK && row->table[b + 1] >= 0)
+                    fetch(blocks + row->table[b + 1] * block_bytes + head * a->head_bytes, a->head_bytes);
             }
             attend_row(a, qkv + (int64_t)row->row * width + head * group * size, keys, values,
                        states + r * group * (size + 2), row, b);

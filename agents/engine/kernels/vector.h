@@ -46,17 +46,29 @@ static inline v8 load_bf16(const uint16_t *p) { return (v8)(__builtin_convertvec
 
 static inline v8 choose(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
 
+/* Across the lanes, in halves: lane 0 has the result. */
+#define ACROSS(x, combine)                                                                                             \
+    do {                                                                                                               \
+        v8 y = __builtin_shuffle(x, (v8i){4, 5, 6, 7, 0, 1, 2, 3});                                                    \
+        x = combine;                                                                                                   \
+        y = __builtin_shuffle(x, (v8i){2, 3, 0, 1, 6, 7, 4, 5});                                                       \
+        x = combine;                                                                                                   \
+        y = __builtin_shuffle(x, (v8i){1, 0, 3, 2, 5, 4, 7, 6});                                                       \
+        x = combine;                                                                                                   \
+    } while (0)
+
 static inline float sum(v8 x)
 {
-    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
+    ACROSS(x, x + y);
+    return x[0];
 }
+
+static inline v8 greater(v8 x, v8 y) { return choose(x > y, x, y); }
 
 static inline float largest(v8 x)
 {
-    float most = x[0];
-    for (int i = 1; i < 8; i++)
-        most = x[i] > most ? x[i] : most;
-    return most;
+    ACROSS(x, greater(x, y));
+    return x[0];
 }
 
 /* e^x, relative error below 2e-7: 2^n e^r with |r| <= ln(2)/2 and the polynomial of Cephes' expf. Saturates. */
