@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def key(program: Program) -> str:
-    """Hash of everything that decides what comes out: sources, flags and machine."""
+    """Hash of sources, flags and machine."""
     facts = (program.flags, program.endings, program.machine)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
     for path in sorted(program.sources.glob("*.[ch]")):

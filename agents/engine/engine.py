@@ -6,6 +6,7 @@ cancelled frees its place at once. A conversation stays with the thread that hol
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import fields
@@ -45,6 +46,8 @@ class EmbeddedEngine:
         kv_megabytes: int = 1280,
     ) -> None:
         self.model, self.version, self.tokenizer = name, version, tokenizer
+        if tokenizer.vocab_size > model.shape.vocab_size:
+            raise ConfigError(f"{name}: the tokenizer has more tokens than the model, {tokenizer.vocab_size}")
         self.context = min(context, model.shape.context)
         self.max_batch = max_batch
         count = min(threads or _cores(), max_batch)
@@ -61,7 +64,13 @@ class EmbeddedEngine:
     def _worker(self, max_batch: int, kv_bytes: int, banned: list[int]) -> Worker:
         model, window = self._loaded, self._loaded.shape.window
         window_blocks = 0 if window is None else 2 * max_batch * (window // BLOCK + 2)
-        blocks = max(1, int(kv_bytes / (BLOCK * model.kv_bytes_per_token)))
+        one = model.new_cache(1, 1)
+        left = kv_bytes - window_blocks * one.window.data.nbytes
+        # Without layers with full attention blocks are only names, of which every sequence needs some.
+        names = 2 * max_batch * self.context // BLOCK
+        blocks = left // one.full.data.nbytes if one.full.data.nbytes else names
+        if left < 0 or blocks < 1:
+            raise ConfigError(f"keys and values of {max_batch} sequences do not fit {kv_bytes // 2**20} MB")
         scheduler = Scheduler(max_batch, blocks, window=window, window_blocks=window_blocks)
         cache = model.new_cache(blocks, window_blocks)
         eos_id = self.tokenizer.eos_id
@@ -79,8 +88,8 @@ class EmbeddedEngine:
         return await self._answer(worker, sequence, on_chunk, lambda: worker.add(sequence))
 
     async def pause(self, conversation: str) -> Paused:
-        """Stop the conversation's request at the next token boundary: its state, without prefill to be continued by
-        `continue_paused` here, in another process, or after `swap_weights`. EngineRefused when none is in flight."""
+        """Stop the conversation's request at the next token boundary. Its state can be continued without prefill, by
+        `continue_paused`: here, in another process, or after `swap_weights`. EngineRefused when none is in flight."""
         worker = self._homes.get(conversation)
         if worker is None:
             raise EngineRefused(f"conversation {conversation!r} has no request in flight")
@@ -88,10 +97,9 @@ class EmbeddedEngine:
 
     async def continue_paused(self, state: Paused, on_chunk: OnChunk | None = None) -> GenerateResult:
         """The whole reply of a paused request, from where it stopped. EngineRefused when the state is of another model
-        or does not fit."""
-        if state.layout != self._loaded.kv_layout:
-            raise EngineRefused(f"the state is for keys and values of {state.layout}, not {self._loaded.kv_layout}")
-        sequence = self._continued(state)
+        or not whole, ContextFull when it does not fit."""
+        self._check(state)
+        sequence = await asyncio.to_thread(self._continued, state)
         worker = self._home(state.conversation)
         return await self._answer(worker, sequence, on_chunk, lambda: worker.restore(sequence, state))
 
@@ -103,7 +111,8 @@ class EmbeddedEngine:
         """
         old = self._loaded
         new = await asyncio.to_thread(_load_like, old, model)
-        if new.kv_layout != old.kv_layout or new.shape.vocab_size != old.shape.vocab_size:
+        same = new.kv_layout == old.kv_layout and new.shape.vocab_size == old.shape.vocab_size
+        if not same or new.shape.context < self.context:
             raise ConfigError(f"{model} has another shape than the weights in use")
         self._loaded, self.version = new, version
         calls = [worker.call(partial(worker.swap, new, version)) for worker in self._workers]
@@ -162,8 +171,12 @@ class EmbeddedEngine:
 
     def _home(self, conversation: str) -> Worker:
         """The thread of a conversation: where it was before, else the one with the least to do."""
-        least = min(self._workers, key=lambda worker: worker.load)
-        return self._homes.setdefault(conversation, least)
+        home = self._homes.get(conversation)
+        if home is None or not home.alive:
+            # One that has failed is asked only when all have: it says why.
+            home = min(self._workers, key=lambda worker: (not worker.alive, worker.load))
+            self._homes[conversation] = home
+        return home
 
     def _sequence(self, request: GenerateRequest) -> Sequence:
         ids = [*request.context_ids, *self._prefix(request)]
@@ -171,8 +184,9 @@ class EmbeddedEngine:
         room = min(self.context, self._room) - len(ids)
         if room < 1:
             raise ContextFull(f"the prompt has {len(ids)} tokens, the context {min(self.context, self._room)}")
-        if sampling.max_tokens < 1:
-            raise EngineRefused(f"max_tokens is {sampling.max_tokens}")
+        _check_sampling(sampling)
+        if not all(0 <= token < self._loaded.shape.vocab_size for token in request.context_ids):
+            raise EngineRefused(f"context_ids has an id outside 0-{self._loaded.shape.vocab_size - 1}")
         return Sequence(
             conversation=request.conversation,
             ids=ids,
@@ -188,6 +202,29 @@ class EmbeddedEngine:
             text=ReplyText(self.tokenizer.decode, sampling.stop),
             reasoning=self._reasoning(request.grammar, sampling),
         )
+
+    def _check(self, state: Paused) -> None:
+        """A file from elsewhere is believed nothing that memory depends on."""
+        if state.layout != self._loaded.kv_layout:
+            raise EngineRefused(f"the state is for keys and values of {state.layout}, not {self._loaded.kv_layout}")
+        whole = (state.prompt, state.context, state.limit, state.computed, state.cached, state.priority)
+        texts = (state.conversation, state.owner, state.grammar or "")
+        if not (_are(int, *whole, *state.ids, *state.window_at) and _are(str, *texts)):
+            raise EngineRefused("the state has values of wrong types")
+        if not all(isinstance(logprob, int | float) for logprob in state.logprobs):
+            raise EngineRefused("the state has logprobs that are no numbers")
+        _check_sampling(state.sampling)
+        sampled, vocabulary = len(state.ids) - state.prompt, self._loaded.shape.vocab_size
+        if not (0 <= state.context <= state.prompt >= 1 and 0 <= state.computed < len(state.ids)):
+            raise EngineRefused("the state's lengths contradict each other")
+        if not 0 <= sampled < state.limit or {len(state.logprobs), len(state.raw_logprobs), len(state.top)} != {
+            sampled
+        }:
+            raise EngineRefused("the state's reply is not what its lengths say")
+        if not all(0 <= token < vocabulary for token in state.ids):
+            raise EngineRefused(f"the state has an id outside 0-{vocabulary - 1}")
+        if state.prompt + state.limit > min(self.context, self._room):
+            raise ContextFull(f"the request needs {state.prompt + state.limit} tokens, the context is {self.context}")
 
     def _continued(self, state: Paused) -> Sequence:
         matcher = self._matcher(state.grammar)
@@ -215,7 +252,7 @@ class EmbeddedEngine:
             text=text,
             reasoning=reasoning,
             state="paused",
-            mixed=state.mixed or state.version != self.version,
+            mixed=True,  # what a file brings is this request's own: nobody else may find it by its ids
             computed=state.computed,
             cached=state.cached,
             logprobs=list(state.logprobs),
@@ -255,6 +292,28 @@ class EmbeddedEngine:
         if not all(0 <= token < self._loaded.shape.vocab_size for token in request.prompt):
             raise EngineRefused(f"the prompt has an id outside 0-{self._loaded.shape.vocab_size - 1}")
         return list(request.prompt)
+
+
+def _are(kind: type, *values: object) -> bool:
+    """Whether all are of the very type; True is no int."""
+    return all(type(value) is kind for value in values)
+
+
+def _check_sampling(asked: Sampling) -> None:
+    """EngineRefused for what cannot be sampled by; it would fail all that run beside it."""
+    numbers = (asked.temperature, asked.top_p)
+    if not (_are(int, asked.max_tokens, asked.seed, asked.top_logprobs) and _are(str, *asked.stop)):
+        raise EngineRefused("sampling: max_tokens, seed and top_logprobs are integers, stop is text")
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise EngineRefused("sampling: temperature and top_p are numbers")
+    if asked.max_tokens < 1:
+        raise EngineRefused(f"max_tokens is {asked.max_tokens}")
+    if not (asked.temperature == 0 or 1e-3 <= asked.temperature < math.inf) or not 0 < asked.top_p <= 1:
+        raise EngineRefused(f"temperature {asked.temperature} or top_p {asked.top_p} is out of range")
+    if asked.top_logprobs < 0 or "" in asked.stop:
+        raise EngineRefused("top_logprobs is negative, or a stop string empty")
+    if asked.effort is not None and not (_are(int, asked.effort) and 1 <= asked.effort <= 100):
+        raise EngineRefused(f"effort {asked.effort} is outside 1-100")
 
 
 def _load_like(old: Llama, model: str) -> Llama:

@@ -23,6 +23,8 @@ KVFormat = Literal["fp32", "bf16", "int8", "k8v4"]
 FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8", "k8v4")
 GROUP, GROUP4 = 32, 16
 """Channels that share a scale: int8, and 4-bit values."""
+LARGEST = 1024
+"""Channels of a head for which the C kernels have room."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Layout:
 
 def layout(format: KVFormat, size: int) -> Layout:
     """The layout of heads with `size` channels, a multiple of 8. ConfigError otherwise."""
-    if size % 8:
-        raise ConfigError(f"heads of {size} channels are not supported: no multiple of 8")
+    if size % 8 or size > LARGEST:
+        raise ConfigError(f"heads of {size} channels are not supported: no multiple of 8, or above {LARGEST}")
     group, value_group = math.gcd(size, GROUP), math.gcd(size, GROUP4 if format == "k8v4" else GROUP)
     key_bytes = {"fp32": 4 * size, "bf16": 2 * size}.get(format, size)
     value_bytes = size // 2 if format == "k8v4" else key_bytes
@@ -127,7 +129,8 @@ class KVStore:
             v = torch.cat([values & 15, values >> 4], dim=-1).unflatten(-1, (-1, at.value_group))
             scale, least = value_scales.unflatten(-1, (-1, 2)).unsqueeze(-2).unbind(-1)
             v = (v * scale + least).flatten(-2)
-        return k.movedim(-1, -3), v.to(torch.float32).transpose(-3, -2)
+        # Places not written yet hold what others left, which may be no number: hidden or not, that would spread.
+        return k.movedim(-1, -3).nan_to_num(), v.to(torch.float32).transpose(-3, -2).nan_to_num()
 
 
 def _parts(data: torch.Tensor, kv_heads: int, at: Layout) -> list[torch.Tensor]:

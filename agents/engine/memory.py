@@ -113,9 +113,12 @@ class Memory:
 
     def adopt(self, sequence: Sequence) -> bool:
         """Blocks for `ids[:computed]` of a sequence that comes from elsewhere. False, and none: there is no room."""
-        self._chains[sequence] = Chain()
         computed, sequence.kept = sequence.computed, 0
-        start = self._window_start(computed)
+        start, blocks = self._window_start(computed), -(-computed // BLOCK)
+        room, window_room = self.room()
+        if blocks > room or (self._window is not None and blocks - start > window_room):
+            return False  # asked again and again, it must not cost what is kept
+        self._chains[sequence] = Chain()
         sequence.table, sequence.window = [], [-1] * start if self._window is not None else []
         if self._cover(self.pool, sequence.table, 0, computed, []) and (
             self._window is None or self._cover(self.window_pool, sequence.window, start * BLOCK, computed, [])

@@ -8,6 +8,7 @@ grammar is replayed over the ids of the reply.
 import dataclasses
 import json
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,9 @@ _KEY = "trajmill.paused"
 @dataclass(frozen=True, eq=False)
 class Paused:
     """`ids[:computed]` have keys and values in `full` (bytes of the blocks of all of them) and in `window` (of the
-    blocks `window_at` of sliding-window layers). `layout` names the model's shape and the format of the bytes;
-    `version` the weights in use when it stopped; `mixed`: some keys and values are of earlier ones."""
+    blocks `window_at` of sliding-window layers). `layout` names the model's shape and the format of the bytes."""
 
     layout: str
-    version: str
-    mixed: bool
     conversation: str
     ids: tuple[int, ...]
     prompt: int
@@ -55,12 +53,15 @@ class Paused:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("full", "window")}
         fields["sampling"] = dataclasses.asdict(self.sampling)
         fields["top"] = [[(one.token, one.logprob) for one in alternatives] for alternatives in self.top]
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         tensors = {"full": self.full.contiguous(), "window": self.window.contiguous()}
-        save_file(tensors, scratch, {_KEY: json.dumps(fields)})
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        try:
+            save_file(tensors, scratch, {_KEY: json.dumps(fields)})
+            with scratch.open("rb") as file:
+                os.fsync(file.fileno())
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def load_paused(path: Path) -> Paused:
@@ -76,5 +77,5 @@ def load_paused(path: Path) -> Paused:
         for name in ("ids", "logprobs", "raw_logprobs", "window_at"):
             fields[name] = tuple(fields[name])
         return Paused(**fields, full=full, window=window)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{path} is not the state of a paused request: {error!r}") from error

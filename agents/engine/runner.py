@@ -7,6 +7,7 @@ from agents.engine.models.llama import Cache, Llama
 from agents.engine.sampler import Draw, sample
 from agents.engine.scheduler import Step
 from agents.engine.sequence import Sequence
+from schemas.errors import EngineError
 
 
 class Runner:
@@ -18,8 +19,9 @@ class Runner:
         self._banned, self._eos_id = banned, eos_id
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[tuple[Sequence, Draw]]:
-        """Compute the slices, and sample for each sequence of which nothing is left to compute."""
+    def run(self, step: Step) -> list[tuple[Sequence, Draw | EngineError]]:
+        """Compute the slices, and sample for each sequence of which nothing is left to compute. An error instead of a
+        draw: the weights, or the state of a paused request, make no numbers for it."""
         self.cache.full.copy(step.copies)
         self.cache.window.copy(step.window_copies)
         ids: list[int] = []
@@ -35,5 +37,9 @@ class Runner:
         if not ready:
             return []
         logits = self.model.logits(hidden[[row for _, row in ready]])
+        broken = ~logits.amax(-1).isfinite()
+        logits[broken] = 0
         sequences = [sequence for sequence, _ in ready]
-        return list(zip(sequences, sample(logits, sequences, self._banned, self._eos_id), strict=True))
+        draws = sample(logits, sequences, self._banned, self._eos_id)
+        failed = EngineError("the model's logits are not finite")
+        return [(s, failed if bad else d) for s, d, bad in zip(sequences, draws, broken.tolist(), strict=True)]

@@ -40,6 +40,11 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs steps."""
+        return self._failure is None
+
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises EngineUnavailable when the thread has ended."""
         self._post(lambda: self._add(sequence), sequence.deliver)
@@ -53,12 +58,20 @@ class Worker:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
-                future.set_result(function())
-            except EngineError as error:
+                result = function()
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def fail(error: Exception) -> None:
+            if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-        self._post(run, future.set_exception)
+        self._post(run, fail)
         return future
 
     def cancel(self, sequence: Sequence) -> None:
@@ -71,12 +84,14 @@ class Worker:
 
     def pause(self, conversation: str) -> Paused:
         """Stop a conversation's request here and give its state; its caller gets GenerationPaused. Through `call`."""
-        waiting = self._live.get(conversation)
-        if not waiting:
+        arriving = [(one, state) for one, state in self._arriving if one.conversation == conversation]
+        if conversation in self._live:
+            sequence = self._live[conversation][0]
+            state = self._state(sequence)
+        elif arriving:
+            sequence, state = arriving[0]
+        else:
             raise EngineRefused(f"conversation {conversation!r} has no request in flight")
-        sequence = waiting[0]
-        self.scheduler.pause(sequence)
-        state = self._state(sequence)
         self._leave(sequence, self.scheduler.cancel)
         sequence.deliver(GenerationPaused(f"{conversation} was paused after {len(sequence.output)} tokens"))
         return state
@@ -112,9 +127,8 @@ class Worker:
             while self._next():
                 self._step()
             raise EngineUnavailable("the engine was closed")
-        except Exception as error:  # noqa: BLE001 - whatever ends the thread must reach those who wait for it
-            failure = error if isinstance(error, EngineError) else EngineError(f"the engine failed: {error!r}")
-            failure.__cause__ = None if failure is error else error
+        except BaseException as error:  # noqa: BLE001 - whatever ends the thread must reach those who wait for it
+            failure = _named(error)
             with self._wake:
                 self._failure = failure
                 inbox, self._inbox = self._inbox, []
@@ -131,14 +145,17 @@ class Worker:
             while not (self._inbox or self._closing or self._arriving or self.scheduler.busy):
                 self._wake.wait()
             inbox, self._inbox = self._inbox, []
-        for action, _ in inbox:
-            action()
+        for action, fail in inbox:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - one request is wrong, the others go on
+                fail(_named(error))
         self._admit()
         return not self._closing
 
     def _add(self, sequence: Sequence) -> None:
-        self._live.setdefault(sequence.conversation, []).append(sequence)
         self.scheduler.add(sequence)
+        self._live.setdefault(sequence.conversation, []).append(sequence)
 
     def _leave(self, sequence: Sequence, how: Callable[[Sequence], None]) -> None:
         """Take a sequence out by `how`, once; a request that has ended meanwhile is left alone."""
@@ -155,18 +172,28 @@ class Worker:
         """Give paused requests their blocks back, as far as there is room."""
         while self._arriving:
             sequence, state = self._arriving[0]
-            if not self.scheduler.adopt(sequence):
-                if not self.scheduler.busy:
-                    self._arriving.pop(0)
-                    sequence.deliver(EngineRefused(f"no room for the {sequence.computed} tokens of a paused request"))
-                    continue
-                return
+            try:
+                if not self.scheduler.adopt(sequence):
+                    if self.scheduler.busy:
+                        return
+                    raise EngineRefused(f"no room for the {sequence.computed} tokens of a paused request")
+                self._restore(sequence, state)
+                self.scheduler.resume(sequence)
+            except Exception as error:  # noqa: BLE001 - a state from elsewhere may be wrong in any way
+                self.scheduler.cancel(sequence)
+                sequence.deliver(EngineRefused(f"the state of a paused request: {error}"))
+            else:
+                self._live.setdefault(sequence.conversation, []).append(sequence)
             self._arriving.pop(0)
-            cache = self._runner.cache
-            cache.full.restore(sequence.table[: -(-state.computed // BLOCK)], state.full)
-            cache.window.restore([sequence.window[at] for at in state.window_at], state.window)
-            self._live.setdefault(sequence.conversation, []).append(sequence)
-            self.scheduler.resume(sequence)
+
+    def _restore(self, sequence: Sequence, state: Paused) -> None:
+        """Fill the blocks of an adopted sequence. ValueError when the state's bytes are not those of its tokens."""
+        used, cache = -(-state.computed // BLOCK), self._runner.cache
+        window = [(at, block) for at, block in enumerate(sequence.window[:used]) if block >= 0]
+        if tuple(at for at, _ in window) != state.window_at:
+            raise ValueError("it has other blocks of the window than the next token sees")
+        cache.full.restore(sequence.table[:used], state.full)
+        cache.window.restore([block for _, block in window], state.window)
 
     def _state(self, sequence: Sequence) -> Paused:
         # In mid-replay the window is not whole, so what was found is looked up again where the request goes on.
@@ -176,8 +203,6 @@ class Worker:
         window_at = tuple(at for at, block in enumerate(sequence.window[:used]) if block >= 0)
         return Paused(
             layout=self._runner.model.kv_layout,
-            version=self._version,
-            mixed=sequence.mixed,
             conversation=sequence.conversation,
             ids=tuple(sequence.ids),
             prompt=sequence.prompt,
@@ -208,14 +233,16 @@ class Worker:
         for sequence, draw in drawn:
             self._settle(sequence, draw)
 
-    def _settle(self, sequence: Sequence, draw: Draw) -> None:
+    def _settle(self, sequence: Sequence, draw: Draw | EngineError) -> None:
         """Append what was sampled and what must follow it; deliver the reply when it is whole."""
         before = len(sequence.ids)
         try:
+            if isinstance(draw, EngineError):
+                raise draw
             finish = self._append(sequence, draw)
-        except EngineRefused as error:
+        except Exception as error:  # noqa: BLE001 - a grammar may fail in any way; the other requests go on
             self._leave(sequence, self.scheduler.cancel)
-            sequence.deliver(error)
+            sequence.deliver(_named(error))
             return
         if finish is not None and sequence.text is not None:
             sequence.text.end()
@@ -269,6 +296,15 @@ class Worker:
             top=tuple(sequence.top) if asked.top_logprobs else None,
             reasoning_tokens=sequence.reasoning.tokens if sequence.reasoning is not None else 0,
         )
+
+
+def _named(error: BaseException) -> EngineError:
+    """As an error of the engine's."""
+    if isinstance(error, EngineError):
+        return error
+    named = EngineError(f"the engine failed: {error!r}")
+    named.__cause__ = error
+    return named
 
 
 def _count_version(sequence: Sequence, version: str) -> None:

@@ -25,7 +25,7 @@ def exact(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    rows=st.integers(1, 15),
+    rows=st.integers(1, 33),
     groups=st.integers(1, 5),
     outputs=st.integers(1, 50),
     seed=st.integers(0, 99),
@@ -42,11 +42,40 @@ def test_products_are_those_of_the_integers(rows, groups, outputs, seed, size):
     assert all(torch.equal(run(x[i : i + 1])[0], out[i]) for i in range(rows))
 
 
-def test_weights_of_four_bits_are_kept_to_the_last():
+def restored(weight: torch.Tensor) -> torch.Tensor:
+    """What the packed weights stand for: the product with the identity, whose activations are exact."""
+    return pack(weight)(torch.eye(weight.shape[1])).T
+
+
+def test_weights_that_were_q4_1_or_q8_0_are_kept_to_the_last_bit():
     levels = torch.randint(0, 16, (16, GROUP)).float()
     levels[:, 0], levels[:, 1] = 0, 15
     u, _, _ = quantise(levels * 0.25 - 1)
     assert set((u % 17).flatten().tolist()) == {0}
+    even = torch.randint(-127, 128, (16, 2 * GROUP)).float()
+    even[:, ::GROUP] = 127
+    for weight in (levels * 0.25 - 1, even / 64):
+        assert (restored(weight) - weight).abs().max() < 1e-6
+
+
+def test_other_weights_err_by_half_a_percent():
+    torch.manual_seed(1)
+    weight = torch.randn(64, 8 * GROUP)
+    assert 0.003 < (restored(weight) - weight).norm() / weight.norm() < 0.006
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(value):
+    run, x = pack(torch.randn(16, 2 * GROUP)), torch.randn(3, 2 * GROUP)
+    before = run(x)
+    x[1, 40] = value
+    after = run(x)
+    assert after[1].isnan().all()
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+def test_the_smallest_numbers_do_not_overflow():
+    assert pack(torch.randn(16, GROUP))(torch.full((1, GROUP), 1e-40)).abs().max() < 1e-30
 
 
 def test_inputs_that_do_not_fit_are_named():

@@ -1,17 +1,19 @@
 """Interruption at a token: what goes on elsewhere, later, or under other weights is what would have been."""
 
 import asyncio
+import math
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from small_models import small_engine, write_llama
 
 from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.paused import load_paused
-from schemas.errors import ConfigError, EngineRefused, GenerationPaused, InputError
+from schemas.errors import ConfigError, EngineError, EngineRefused, GenerationPaused, InputError
 
 STORY = (ChatTurn("user", "Tell me a story about a tall clock and a wet winter in the town."),)
 GRAMMAR = 'start: "[" /[a-z ]{1,30}/ ("," /[a-z ]{1,30}/)* "]"'
@@ -171,6 +173,72 @@ def test_a_swap_in_mid_reply_changes_only_what_follows(small, tmp_path):
     before = mixed.versions[0][1]
     assert mixed.output_ids[:before] == old.output_ids[:before]
     assert sum(count for _, count in mixed.versions) == 60
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"ids": (1, 2, 99_999)},
+        {"ids": ()},
+        {"prompt": 0},
+        {"prompt": 500},
+        {"computed": 400},
+        {"computed": 1},
+        {"computed": -3},
+        {"limit": 3},
+        {"limit": 10**9},
+        {"context": 10**6},
+        {"logprobs": ()},
+        {"window_at": (0,)},
+        {"ids": (1, 2.0, 3)},
+        {"priority": None},
+        {"owner": [1]},
+        {"sampling": Sampling(60, temperature=math.nan)},
+        {"sampling": Sampling(60, top_logprobs=-1)},
+        {"sampling": Sampling("x")},
+        {"full": torch.zeros(2, 1, 640, dtype=torch.uint8)},
+        {"full": torch.zeros(1, 3, 7)},
+    ],
+    ids=str,
+)
+def test_a_state_that_lies_ends_its_own_request_alone(small, lie):
+    async def play():
+        state = await paused_after(small, request("greedy"), 3)
+        with pytest.raises(EngineRefused):
+            await small.continue_paused(replace(state, **lie))
+        return await small.continue_paused(state), await small.generate(request("greedy", "whole"))
+
+    continued, whole = asyncio.run(play())
+    assert continued.output_ids == whole.output_ids
+    small._workers[0].scheduler.audit()
+
+
+def test_a_state_without_numbers_ends_its_own_request_alone(small):
+    async def play():
+        state = await paused_after(small, request("greedy"), 3)
+        broken = replace(state, full=torch.full_like(state.full, 127))
+        beside = asyncio.create_task(small.generate(request("sampled", "beside")))
+        with pytest.raises(EngineError, match="finite"):
+            await small.continue_paused(broken)
+        # The blocks that held it are used again, and nothing of it is left to whoever gets them.
+        after = [await small.generate(request("sampled", f"after {i}")) for i in range(3)]
+        return await beside, after
+
+    beside, after = asyncio.run(play())
+    assert {one.output_ids for one in after} == {beside.output_ids}
+
+
+def test_who_waits_for_a_pause_may_go_away(small):
+    async def play():
+        task = asyncio.create_task(small.generate(request("greedy")))
+        await asyncio.sleep(0)
+        pausing = asyncio.create_task(small.pause("story"))
+        await asyncio.sleep(0)
+        pausing.cancel()
+        await asyncio.gather(task, pausing, return_exceptions=True)
+        return await small.generate(request("greedy", "next"))
+
+    assert len(asyncio.run(play()).output_ids) == 60
 
 
 def test_states_that_do_not_fit_are_refused(small, tokenizer, folder, tmp_path):

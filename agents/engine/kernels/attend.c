@@ -252,7 +252,8 @@ static inline __attribute__((always_inline)) void score(int n, const float *q, c
     }
 }
 
-static void add_values(float *sums, const float *p, const float *values, int size)
+/* Only of tokens first to last: the others' places may hold what is no number. */
+static void add_values(float *sums, const float *p, const float *values, int size, int first, int last)
 {
     for (int c = 0; c < size; c += CHUNK) {
         v8 part[CHUNK / 8];
@@ -260,11 +261,11 @@ static void add_values(float *sums, const float *p, const float *values, int siz
         for (int i = 0; i < n; i++)
             part[i] = load(sums + c + 8 * i);
         if (n == CHUNK / 8)
-            for (int t = 0; t < BLOCK; t++)
+            for (int t = first; t <= last; t++)
                 for (int i = 0; i < CHUNK / 8; i++)
                     part[i] += p[t] * load(values + t * size + c + 8 * i);
         else
-            for (int t = 0; t < BLOCK; t++)
+            for (int t = first; t <= last; t++)
                 for (int i = 0; i < n; i++)
                     part[i] += p[t] * load(values + t * size + c + 8 * i);
         for (int i = 0; i < n; i++)
@@ -275,6 +276,8 @@ static void add_values(float *sums, const float *p, const float *values, int siz
 /* state: the largest score so far, the sum of weights, the weighted values [size]. */
 static void update(float *state, float *scores, const float *values, int size, int first, int last)
 {
+    first = first > 0 ? first : 0;
+    last = last < BLOCK - 1 ? last : BLOCK - 1;
     for (int t = 0; t < first; t++)
         scores[t] = NOTHING;
     for (int t = last + 1; t < BLOCK; t++)
@@ -294,7 +297,7 @@ static void update(float *state, float *scores, const float *values, int size, i
     state[1] += sum(p0 + p1);
     store(scores, p0);
     store(scores + 8, p1);
-    add_values(state + 2, scores, values, size);
+    add_values(state + 2, scores, values, size, first, last);
 }
 
 static int first_key(const Attention *a, const Row *row)

@@ -9,20 +9,27 @@
 
 enum { GROUP = 32, LANES = 16, ROWS = 6 };
 
-/* One group of `x`: q = round(x / scale) in 16 bits. Returns the scale; `*total` is scale * sum(q). */
+/* One group of `x`: q = round(x / scale) in 16 bits. Returns the scale; `*total` is scale * sum(q).
+   Both are NaN when some x is not a number or infinite: integers would hide it. */
 static float quantise(const float *x, int16_t *q, float *total)
 {
-    float most = 0;
-    int32_t sum = 0;
-    for (int i = 0; i < GROUP; i++)
-        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    float by = most > 0 ? 32767 / most : 0;
-    for (int i = 0; i < GROUP; i++) {
-        q[i] = (int16_t)rintf(x[i] * by);
-        sum += q[i];
+    v8 most = all(0), broken = all(0);
+    for (int i = 0; i < GROUP; i += 8) {
+        v8 y = load(x + i);
+        y = choose(y < 0, -y, y);
+        most = greater(y, most);
+        broken += y * 0;
     }
-    *total = sum * (most / 32767);
-    return most / 32767;
+    float size = largest(most), by = size > 1e-30f ? 32767 / size : 0; /* a smaller one would overflow */
+    float scale = size / 32767 + sum(broken);
+    int32_t all_of_q = 0;
+    for (int i = 0; i < GROUP; i++) {
+        int32_t whole = (int32_t)rintf(x[i] * by);
+        q[i] = (int16_t)whole;
+        all_of_q += whole;
+    }
+    *total = all_of_q * scale;
+    return scale;
 }
 
 /* sums [n][LANES] += weights [GROUP / 2][LANES][2] times n rows of q. */
@@ -42,6 +49,7 @@ static inline __attribute__((always_inline)) void multiply(int n, const uint8_t 
             __m256i x = _mm256_set1_epi32(pair);
             low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(w0, x));
             high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(w1, x));
+            __asm__("" : "+x"(low[r]), "+x"(high[r])); /* keeps the sums in registers; GCC 12 spills them else */
         }
     }
     for (int r = 0; r < n; r++) {
@@ -84,7 +92,7 @@ static inline __attribute__((always_inline)) void tile(int n, const uint8_t *wei
 void int8_linear(const float *x, int32_t rows, int32_t k, int32_t n, const uint8_t *weights, const float *scales,
                  const float *leasts, float *out, uint8_t *scratch)
 {
-    int groups = k / GROUP;
+    int groups = k / GROUP, tiles = (rows + ROWS - 1) / ROWS;
     int16_t *q = (int16_t *)scratch;
     float *row_scales = (float *)(q + (int64_t)rows * k), *totals = row_scales + (int64_t)rows * groups;
     for (int64_t g = 0; g < (int64_t)rows * groups; g++)
@@ -92,9 +100,9 @@ void int8_linear(const float *x, int32_t rows, int32_t k, int32_t n, const uint8
     for (int block = 0; block < n / LANES; block++) {
         const uint8_t *w = weights + (int64_t)block * k * LANES;
         const float *s = scales + (int64_t)block * groups * LANES, *m = leasts + (int64_t)block * groups * LANES;
-        for (int r = 0; r < rows; r += ROWS) {
+        for (int t = 0; t < tiles; t++) { /* of equal size, as far as that goes: a small last one would idle */
             v8 part[ROWS][2];
-            int count = rows - r < ROWS ? rows - r : ROWS;
+            int r = (int)((int64_t)rows * t / tiles), count = (int)((int64_t)rows * (t + 1) / tiles) - r;
             const int16_t *from = q + (int64_t)r * k;
             const float *rs = row_scales + (int64_t)r * groups, *ts = totals + (int64_t)r * groups;
             switch (count) {
