@@ -1,11 +1,12 @@
 """Linear layers with 8-bit weights on the CPU (opt-in). Called by `models.llama`; imports torch.
 
 w = least + scale * u, u in 0..255, for each group of 32 input channels of an output: from the smallest to the largest,
-or even around zero, whichever errs less. Activations are 16-bit integers with a scale for each row and group: 8-bit ones
-were tried and move one token in twenty. Sums within a group are exact integers.
+or even around zero, whichever errs less. Activations are 16-bit integers with a scale for each row and group: 8-bit
+ones were tried and move one token in twenty. Sums within a group are exact integers.
 
 Weights that were Q4_1 or Q8_0 lose nothing. Others err by half a percent: with SmolLM2's moved off its file's levels,
-perplexity stays within 1% of fp32 but only 0.964 to 0.976 of the likeliest tokens agree. 10 bits would give 0.986 (simulated).
+perplexity stays within 1% of fp32 but only 0.964 to 0.976 of the likeliest tokens agree. 10 bits would give 0.986
+(simulated).
 """
 
 import ctypes
