@@ -115,9 +115,8 @@ class EmbeddedEngine:
         if not same or new.shape.context < self.context:
             raise ConfigError(f"{model} has another shape than the weights in use")
         self._loaded, self.version = new, version
-        calls = [worker.call(partial(worker.swap, new, version)) for worker in self._workers]
-        for call in calls:
-            await asyncio.wrap_future(call)
+        calls = [worker.call(partial(worker.swap, new, version)) for worker in self._workers if worker.alive]
+        await asyncio.gather(*map(asyncio.wrap_future, calls))
 
     def metrics(self) -> EngineMetrics:
         """Counts of all threads together."""

@@ -39,5 +39,6 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    features = {line for line in lines if line.partition(":")[0].strip() in ("flags", "Features", "model name")}
+    names = ("flags", "Features", "model name", "CPU implementer", "CPU part")
+    features = {line for line in lines if line.partition(":")[0].strip() in names}
     return " ".join([platform.machine(), *sorted(features)])

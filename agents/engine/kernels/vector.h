@@ -46,14 +46,20 @@ static inline v8 load_bf16(const uint16_t *p) { return (v8)(__builtin_convertvec
 
 static inline v8 choose(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
 
+#ifdef __clang__
+#define SHUFFLED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define SHUFFLED(x, ...) __builtin_shuffle(x, (v8i){__VA_ARGS__})
+#endif
+
 /* Across the lanes, in halves: lane 0 has the result. */
 #define ACROSS(x, combine)                                                                                             \
     do {                                                                                                               \
-        v8 y = __builtin_shuffle(x, (v8i){4, 5, 6, 7, 0, 1, 2, 3});                                                    \
+        v8 y = SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3);                                                                    \
         x = combine;                                                                                                   \
-        y = __builtin_shuffle(x, (v8i){2, 3, 0, 1, 6, 7, 4, 5});                                                       \
+        y = SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5);                                                                       \
         x = combine;                                                                                                   \
-        y = __builtin_shuffle(x, (v8i){1, 0, 3, 2, 5, 4, 7, 6});                                                       \
+        y = SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6);                                                                       \
         x = combine;                                                                                                   \
     } while (0)
 
