@@ -91,11 +91,11 @@ V41 = (
 """S17: an encoder of 20 layers, two of them with a window only, and a decoder of 20 that share one set of entries."""
 
 
-def plan_of(shape: ModelConfig, format: KVFormat, *, group: int = 32, value_group: int = 16) -> tuple[LayerPlan, ...]:
+def plan_of(shape: ModelConfig, format: KVFormat, *, group: int = 16) -> tuple[LayerPlan, ...]:
     """The plan of a model in this engine. A token of a layer with full attention owns a key and a value.
 
-    `group`: channels that share a bfloat16 scale in int8, `value_group`: those that share a scale and a least value in
-    k8v4's 4-bit values. Groups do not cross heads: both count only as far as they divide the head.
+    `group`: channels that share a bfloat16 scale, and with 4-bit values a least value, too. Groups do not cross heads:
+    it counts only as far as it divides the head.
     """
     channels, size = shape.kv_heads * shape.head_size, shape.head_size
     int8 = Entry(channels, 8, math.gcd(size, group), 2)
@@ -103,6 +103,6 @@ def plan_of(shape: ModelConfig, format: KVFormat, *, group: int = 32, value_grou
         "fp32": (Entry(channels, 32), Entry(channels, 32)),
         "bf16": (Entry(channels, 16), Entry(channels, 16)),
         "int8": (int8, int8),
-        "k8v4": (int8, Entry(channels, 4, math.gcd(size, value_group), 4)),
+        "k8v4": (int8, Entry(channels, 4, math.gcd(size, group), 4)),
     }[format]
     return tuple(LayerPlan("full", entries) if window is None else LayerPlan("window") for window in shape.windows)

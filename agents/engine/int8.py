@@ -30,7 +30,9 @@ def pack(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     outputs, inputs = weight.shape
     if inputs % GROUP:
         raise ConfigError(f"int8 weights need a multiple of {GROUP} input channels, not {inputs}")
-    packed, scales, leasts = quantise(pad_with_zeros(weight, (0, 0, 0, -outputs % LANES)))
+    # A thousand rows at a time: what is computed on the way takes several times the weights' memory.
+    parts = map(quantise, pad_with_zeros(weight, (0, 0, 0, -outputs % LANES)).split(1024))
+    packed, scales, leasts = (torch.cat(part) for part in zip(*parts, strict=True))
     run = library.int8_linear
     run.argtypes, run.restype = [c_void_p, c_int32, c_int32, c_int32, *[c_void_p] * 5], None
     return lambda x: _run(run, x, packed, scales, leasts)[:, :outputs]

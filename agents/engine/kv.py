@@ -5,7 +5,7 @@ is. A block has a part for each key head: keys [size, 16], their scales [groups,
 [16, groups]. Keys lie channel by channel: scores of 16 keys are then sums of whole vectors, without a sum across one.
 
 - fp32, bf16: as they are, without scales.
-- int8: x = q * scale, one bfloat16 scale per token and group of 32 channels, rounded up so that no q is clipped.
+- int8: x = q * scale, one bfloat16 scale per token and group of 16 channels, rounded up so that no q is clipped.
 - k8v4: keys as int8; values x = least + q * scale with q in 0..15, two in a byte (channel c and c + size / 2), a
   bfloat16 scale and least per token and group of 16 channels.
 """
@@ -21,20 +21,19 @@ from schemas.errors import ConfigError
 
 KVFormat = Literal["fp32", "bf16", "int8", "k8v4"]
 FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8", "k8v4")
-GROUP, GROUP4 = 32, 16
-"""Channels that share a scale: int8, and 4-bit values."""
+GROUP = 16
+"""Channels that share a scale."""
 LARGEST = 1024
 """Channels of a head for which the C kernels have room."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of one key head lie in a block, in bytes. `group`, `value_group`: channels that share a scale."""
+    """Where the parts of one key head lie in a block, in bytes. `group`: channels that share a scale."""
 
     format: KVFormat
     size: int
     group: int
-    value_group: int
     key_scales: int
     values: int
     value_scales: int
@@ -45,7 +44,7 @@ def layout(format: KVFormat, size: int) -> Layout:
     """The layout of heads with `size` channels, a multiple of 8. ConfigError otherwise."""
     if size % 8 or size > LARGEST:
         raise ConfigError(f"heads of {size} channels are not supported: no multiple of 8, or above {LARGEST}")
-    group, value_group = math.gcd(size, GROUP), math.gcd(size, GROUP4 if format == "k8v4" else GROUP)
+    group = math.gcd(size, GROUP)
     key_bytes = {"fp32": 4 * size, "bf16": 2 * size}.get(format, size)
     value_bytes = size // 2 if format == "k8v4" else key_bytes
     scaled = format in ("int8", "k8v4")
@@ -53,8 +52,8 @@ def layout(format: KVFormat, size: int) -> Layout:
     values = key_scales + (2 * BLOCK * size // group if scaled else 0)
     value_scales = values + BLOCK * value_bytes
     per_group = {"int8": 2, "k8v4": 4}.get(format, 0)
-    head_bytes = value_scales + BLOCK * per_group * size // value_group
-    return Layout(format, size, group, value_group, key_scales, values, value_scales, head_bytes)
+    head_bytes = value_scales + BLOCK * per_group * size // group
+    return Layout(format, size, group, key_scales, values, value_scales, head_bytes)
 
 
 class KVStore:
@@ -111,9 +110,9 @@ class KVStore:
         key_scales, value_scales = scales
         keys[blocks, :, :, places], key_scales[blocks, :, :, places] = quantise(k, at.group)
         if at.format == "int8":
-            values[blocks, :, places], value_scales[blocks, :, places] = quantise(v, at.value_group)
+            values[blocks, :, places], value_scales[blocks, :, places] = quantise(v, at.group)
         else:
-            values[blocks, :, places], value_scales[blocks, :, places] = quantise4(v, at.value_group)
+            values[blocks, :, places], value_scales[blocks, :, places] = quantise4(v, at.group)
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `blocks` [...], fp32, each [..., 16, kv_heads, size]."""
@@ -124,9 +123,9 @@ class KVStore:
             key_scales, value_scales = (scale.to(torch.float32) for scale in scales)
             k = (k.unflatten(-2, (-1, at.group)) * key_scales.unsqueeze(-2)).flatten(-3, -2)
         if at.format == "int8":
-            v = (v.unflatten(-1, (-1, at.value_group)) * value_scales.unsqueeze(-1)).flatten(-2)
+            v = (v.unflatten(-1, (-1, at.group)) * value_scales.unsqueeze(-1)).flatten(-2)
         elif at.format == "k8v4":
-            v = torch.cat([values & 15, values >> 4], dim=-1).unflatten(-1, (-1, at.value_group))
+            v = torch.cat([values & 15, values >> 4], dim=-1).unflatten(-1, (-1, at.group))
             scale, least = value_scales.unflatten(-1, (-1, 2)).unsqueeze(-2).unbind(-1)
             v = (v * scale + least).flatten(-2)
         # Places not written yet hold what others left, which may be no number: hidden or not, that would spread.

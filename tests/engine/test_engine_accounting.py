@@ -79,13 +79,13 @@ def test_our_formats():
     channels = 6 * 3 * 64
     assert kv_bytes_per_token(plan_of(SHAPE, "fp32")) == channels * 8
     assert kv_bytes_per_token(plan_of(SHAPE, "bf16")) == channels * 4
-    # One byte and a 32nd of two for each of key and value.
-    assert kv_bytes_per_token(plan_of(SHAPE, "int8")) == channels * 2 * (1 + 2 / 32)
-    assert kv_bytes_per_token(plan_of(SHAPE, "k8v4")) == channels * (1 + 2 / 32 + 0.5 + 4 / 16)
-    assert kv_bytes_per_token(plan_of(SHAPE, "k8v4", value_group=32)) == channels * (1 + 2 / 32 + 0.5 + 4 / 32)
-    # A group never crosses a head: heads of 16 channels have a scale each.
-    small = replace(SHAPE, head_size=16)
-    assert kv_bytes_per_token(plan_of(small, "int8")) == 6 * 3 * 16 * 2 * (1 + 2 / 16)
+    # One byte and a 16th of two for each of key and value.
+    assert kv_bytes_per_token(plan_of(SHAPE, "int8")) == channels * 2 * (1 + 2 / 16)
+    assert kv_bytes_per_token(plan_of(SHAPE, "k8v4")) == channels * (1 + 2 / 16 + 0.5 + 4 / 16)
+    assert kv_bytes_per_token(plan_of(SHAPE, "k8v4", group=32)) == channels * (1 + 2 / 32 + 0.5 + 4 / 32)
+    # A group never crosses a head: heads of 8 channels have a scale each.
+    small = replace(SHAPE, head_size=8)
+    assert kv_bytes_per_token(plan_of(small, "int8")) == 6 * 3 * 8 * 2 * (1 + 2 / 8)
 
 
 def test_windowed_layers_own_nothing_that_lasts():

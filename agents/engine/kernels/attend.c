@@ -13,7 +13,7 @@ enum { FP32, BF16, INT8, K8V4 };
 static const float NOTHING = -1e30f;
 
 typedef struct {
-    int32_t heads, kv_heads, size, format, group, value_group, window;
+    int32_t heads, kv_heads, size, format, group, window;
     int64_t head_bytes, key_scales, values, value_scales; /* of one key head in a block: its bytes, and where parts begin */
     const float *cos, *sin;                               /* [context, size / 2] */
     const float *bias, *q_norm, *k_norm;                  /* or null */
@@ -112,13 +112,13 @@ static void write_token(const Attention *a, uint8_t *head, int t, const float *k
             ((uint16_t *)values)[t * size + c] = to_bf16(v[c]);
         }
     } else {
-        int groups = size / a->value_group;
+        int groups = size / a->group;
         uint16_t *vs = (uint16_t *)(head + a->value_scales);
         write_int8(k, (int8_t *)head + t, BLOCK, ks, BLOCK, size, a->group);
         if (a->format == INT8)
-            write_int8(v, (int8_t *)values + t * size, 1, vs + t * groups, 1, size, a->value_group);
+            write_int8(v, (int8_t *)values + t * size, 1, vs + t * groups, 1, size, a->group);
         else
-            write_int4(v, values + t * size / 2, vs + t * groups * 2, size, a->value_group);
+            write_int4(v, values + t * size / 2, vs + t * groups * 2, size, a->group);
     }
 }
 
@@ -135,7 +135,7 @@ static void read_keys(const Attention *a, const int8_t *packed, const uint16_t *
 
 static void read_values8(const Attention *a, const int8_t *packed, const uint16_t *scales, float *values)
 {
-    int group = a->value_group;
+    int group = a->group;
     for (int g = 0; g < BLOCK * a->size / group; g++, packed += group, values += group) {
         v8 scale = all(from_bf16(scales[g]));
         for (int c = 0; c < group; c += 8)
@@ -145,7 +145,7 @@ static void read_values8(const Attention *a, const int8_t *packed, const uint16_
 
 static void read_values4(const Attention *a, const uint8_t *packed, const uint16_t *scales, float *values)
 {
-    int half = a->size / 2, group = a->value_group;
+    int half = a->size / 2, group = a->group;
     for (int t = 0; t < BLOCK; t++, packed += half, values += a->size, scales += 2 * (a->size / group)) {
         for (int c = 0; c + 8 <= half; c += 8) {
             v8i pair = load_uint8(packed + c);

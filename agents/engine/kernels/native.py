@@ -18,7 +18,7 @@ class _Attention(ctypes.Structure):
     """`Attention` of attend.c."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("heads", "kv_heads", "size", "format", "group", "value_group", "window")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "size", "format", "group", "window")),
         *((name, c_int64) for name in ("head_bytes", "key_scales", "values", "value_scales")),
         *((name, c_void_p) for name in ("cos", "sin", "bias", "q_norm", "k_norm")),
         ("norm_eps", c_float),
@@ -111,7 +111,6 @@ def _constants(heads: Heads, layout: Layout, cos: torch.Tensor, sin: torch.Tenso
         size=heads.size,
         format=FORMATS.index(layout.format),
         group=layout.group,
-        value_group=layout.value_group,
         window=heads.window or 0,
         head_bytes=layout.head_bytes,
         key_scales=layout.key_scales,
