@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from agents.engine.sequence import BLOCK
@@ -62,10 +63,13 @@ class KVStore:
     def __init__(
         self, layers: int, kv_heads: int, size: int, blocks: int, format: KVFormat, device: str = "cpu"
     ) -> None:
-        """`size`: channels of a head. Memory is taken at once, but only touched blocks cost any."""
+        """`size`: channels of a head. Only blocks that were written to cost memory, on a CPU."""
         self.layout = layout(format, size)
         self.kv_heads = kv_heads
-        self.data = torch.zeros(layers, blocks, kv_heads * self.layout.head_bytes, dtype=torch.uint8, device=device)
+        shape = (layers, blocks, kv_heads * self.layout.head_bytes)
+        # numpy leaves it to the kernel to give zeros when a page is touched; torch would write all of them now.
+        lazy = torch.from_numpy(np.zeros(shape, dtype=np.uint8)) if device == "cpu" else None
+        self.data = torch.zeros(shape, dtype=torch.uint8, device=device) if lazy is None else lazy
 
     @property
     def bytes_per_token(self) -> float:

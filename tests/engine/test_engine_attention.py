@@ -1,6 +1,7 @@
 """Attention over blocks: the C kernels against the torch path, both against plain softmax; sharing, chunks, windows."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,6 +163,16 @@ def test_exported_blocks_hold_nothing_of_others(format):
     assert torch.equal(keys[0, :-5], kept[0, :-5])
     with pytest.raises(ValueError, match="not the bytes"):
         other.restore([0], taken)
+
+
+def test_blocks_that_nobody_wrote_cost_nothing():
+    def resident_mb() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+    before = resident_mb()
+    store = KVStore(4, 4, 64, 100_000, "int8")
+    assert store.data.nbytes > 2**31
+    assert resident_mb() - before < 100
 
 
 def test_a_lost_block_of_a_window_is_skipped():
