@@ -198,7 +198,8 @@ def node(
     ] = False,
 ) -> None:
     """Offer this host's sandboxes to runs elsewhere, until a signal ends it."""
-    from agents.sandbox.node.serve import serve, token_from
+    from agents.access import token_from
+    from agents.sandbox.node.serve import serve
     from agents.sandbox.pool import PoolSettings
 
     settings = PoolSettings(max_live=max_live, spares=spares)
@@ -227,7 +228,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API until a signal ends it."""
-    from agents.engine.serving.guard import token_from
+    from agents.access import token_from
     from pipelines.serve import serve as serve_model
     from schemas.recipe import EngineSettings
 

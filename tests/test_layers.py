@@ -15,15 +15,16 @@ L0 = {"schemas"}
 ALLOWED = {
     "schemas": set(),
     "prompts": set(),
+    "agents.access": L0,
     "agents.compiled": L0,
-    "agents.engine": L0 | {"prompts", "agents.compiled"},
-    "agents.sandbox": L0 | {"prompts", "agents.compiled"},
+    "agents.engine": L0 | {"prompts", "agents.access", "agents.compiled"},
+    "agents.sandbox": L0 | {"prompts", "agents.access", "agents.compiled"},
     "agents.scaffolds": L0 | {"prompts"},
     "agents.environments": L0 | {"prompts"},
     "agents.swarm": L0 | {"prompts", "agents.engine", "agents.sandbox", "agents.scaffolds", "agents.environments"},
 }
 ALLOWED["agents.runtime"] = ALLOWED["agents.swarm"] | {"agents.swarm"}
-ALLOWED["pipelines"] = ALLOWED["agents.runtime"] | {"agents.runtime"}
+ALLOWED["pipelines"] = ALLOWED["agents.runtime"] | {"agents.runtime", "agents.access"}
 TORCH = ("agents.engine", "pipelines.merge")
 BEAM = "pipelines.transforms"
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
 
@@ -184,8 +184,7 @@ class EmbeddedEngine:
         if room < 1:
             raise ContextFull(f"the prompt has {len(ids)} tokens, the context {min(self.context, self._room)}")
         _check_sampling(sampling)
-        if not all(0 <= token < self._loaded.shape.vocab_size for token in request.context_ids):
-            raise EngineRefused(f"context_ids has an id outside 0-{self._loaded.shape.vocab_size - 1}")
+        self._check_ids(ids)
         return Sequence(
             conversation=request.conversation,
             ids=ids,
@@ -202,6 +201,11 @@ class EmbeddedEngine:
             reasoning=self._reasoning(request.grammar, sampling),
         )
 
+    def _check_ids(self, ids: Iterable[int]) -> None:
+        last = self._loaded.shape.vocab_size - 1
+        if not all(0 <= token <= last for token in ids):
+            raise EngineRefused(f"a token id is outside 0-{last}")
+
     def _check(self, state: Paused) -> None:
         """A file from elsewhere is believed nothing that memory depends on."""
         if state.layout != self._loaded.kv_layout:
@@ -213,15 +217,14 @@ class EmbeddedEngine:
         if not all(isinstance(logprob, int | float) for logprob in state.logprobs):
             raise EngineRefused("the state has logprobs that are no numbers")
         _check_sampling(state.sampling)
-        sampled, vocabulary = len(state.ids) - state.prompt, self._loaded.shape.vocab_size
+        self._check_ids(state.ids)
+        sampled = len(state.ids) - state.prompt
         if not (0 <= state.context <= state.prompt >= 1 and 0 <= state.computed < len(state.ids)):
             raise EngineRefused("the state's lengths contradict each other")
         if not 0 <= sampled < state.limit or {len(state.logprobs), len(state.raw_logprobs), len(state.top)} != {
             sampled
         }:
             raise EngineRefused("the state's reply is not what its lengths say")
-        if not all(0 <= token < vocabulary for token in state.ids):
-            raise EngineRefused(f"the state has an id outside 0-{vocabulary - 1}")
         if state.prompt + state.limit > min(self.context, self._room):
             raise ContextFull(f"the request needs {state.prompt + state.limit} tokens, the context is {self.context}")
 
@@ -288,8 +291,6 @@ class EmbeddedEngine:
     def _raw_prompt(self, request: GenerateRequest) -> list[int]:
         if request.messages or request.context_ids or not request.prompt:
             raise EngineRefused("a prompt of ids stands alone, and has at least one")
-        if not all(0 <= token < self._loaded.shape.vocab_size for token in request.prompt):
-            raise EngineRefused(f"the prompt has an id outside 0-{self._loaded.shape.vocab_size - 1}")
         return list(request.prompt)
 
 

@@ -12,15 +12,14 @@ is. A block has a part for each key head: keys [size, 16], their scales [groups,
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
+from agents.engine.accounting import KVFormat
 from agents.engine.sequence import BLOCK
 from schemas.errors import ConfigError
 
-KVFormat = Literal["fp32", "bf16", "int8", "k8v4"]
 FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8", "k8v4")
 GROUP = 16
 """Channels that share a scale."""

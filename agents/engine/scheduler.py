@@ -184,7 +184,6 @@ class Scheduler:
         if sequence in self._line:
             self._line.leave(sequence)
             self._memory.leave(sequence)
-            sequence.cancelled = True
 
     def pause(self, sequence: Sequence) -> None:
         """Take a running or waiting sequence out of the line. It holds its blocks until `resume` or `cancel`."""
@@ -214,14 +213,6 @@ class Scheduler:
     def flush(self) -> None:
         """Weights have changed: nothing cached is found again, and sequences that hold blocks are mixed."""
         self._memory.flush()
-
-    def drain(self) -> list[Sequence]:
-        """Take out everything, also what is paused (the engine closes or has failed)."""
-        everything = list(self._line)
-        for sequence in everything:
-            self._line.leave(sequence)
-            self._memory.leave(sequence)
-        return everything
 
     def audit(self) -> None:
         """EngineError when a block is lost, or counted wrongly. For tests and soak runs."""

@@ -34,7 +34,8 @@ class Sequence:
     The scheduler alone sets what is between `state` and `mixed`. `table[i]` is the block of tokens [16 i, 16 i + 16) in
     layers with full attention, `window[i]` that in sliding-window layers (-1 where the window has left it behind; empty
     without such layers). Tokens before `kept` have full-attention keys and values that must not be written again (a
-    replay). `mixed`: some keys and values are of older weights, so none may be found by other requests.
+    replay). `mixed`: some keys and values are of older weights or out of a file, so none may be found by
+    others.
     """
 
     conversation: str
@@ -58,7 +59,6 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     window: list[int] = field(default_factory=list)
     mixed: bool = False
-    cancelled: bool = False
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float | None] = field(default_factory=list)
     top: list[tuple[Alternative, ...]] = field(default_factory=list)

@@ -29,8 +29,8 @@ from torch.autograd.profiler import record_function
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from agents.engine import files, weights
+from agents.engine.accounting import KVFormat
 from agents.engine.attention import Span
-from agents.engine.kv import KVFormat
 from agents.engine.models.llama import Llama, Precision
 from agents.engine.sequence import BLOCK
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from agents.engine import files, weights
+from agents.engine.accounting import KVFormat
 from agents.engine.base import GenerateRequest, GenerateResult, Sampling
 from agents.engine.engine import EmbeddedEngine
-from agents.engine.kv import KVFormat
 from agents.engine.models.llama import Llama, Precision
 from agents.engine.tokenizer import load_tokenizer
 

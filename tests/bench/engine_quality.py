@@ -12,8 +12,8 @@ from lines import say, skip
 from torch.nn.functional import cross_entropy
 
 from agents.engine import files
+from agents.engine.accounting import KVFormat
 from agents.engine.attention import Span
-from agents.engine.kv import KVFormat
 from agents.engine.models.llama import Llama, Precision
 from agents.engine.sequence import BLOCK
 from agents.engine.tokenizer import load_tokenizer

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.engine.accounting import KVFormat
 from agents.engine.attention import Heads, Span, TorchKernels
 from agents.engine.kernels.build import load
 from agents.engine.kernels.native import NativeKernels
-from agents.engine.kv import FORMATS, KVFormat, KVStore, layout
+from agents.engine.kv import FORMATS, KVStore, layout
 from agents.engine.sequence import BLOCK
 
 HEADS, KV_HEADS, SIZE, CONTEXT = 6, 2, 16, 200

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from serving_help import Live, live
 from small_models import write_llama
 
+from agents.access import token_from
 from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.fake import FakeEngine
 from agents.engine.http import HttpEngine
 from agents.engine.serving.app import MAX_BODY, make_app
 from agents.engine.serving.calls import Call, CallReader
-from agents.engine.serving.guard import token_from
 from agents.engine.serving.prompt import choice_seed
 from schemas.errors import ConfigError, ContextFull, EngineError, EngineRefused
 

@@ -13,11 +13,12 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear, pad
 
+from agents.engine.accounting import KVFormat
 from agents.engine.attention import Heads, Span, TorchKernels
 from agents.engine.config import ModelConfig, inverse_frequencies
 from agents.engine.kernels.build import load
 from agents.engine.kernels.native import NativeKernels
-from agents.engine.kv import KVFormat, KVStore, layout
+from agents.engine.kv import KVStore, layout
 from agents.engine.sequence import BLOCK
 from agents.engine.weights import Read
 

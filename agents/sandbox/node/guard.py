@@ -2,25 +2,17 @@
 
 import asyncio
 import hmac
-import ipaddress
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agents.access import host_name, is_loopback
 from agents.sandbox.node import wire
 from schemas.errors import ConfigError
 
 PATIENCE_S = 10.0
 """How long a connection may be open before its first request, and how long any request's headers may take."""
-
-
-def is_loopback(host: str) -> bool:
-    """Can it be reached from this host only?"""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def guarded(app: ASGIApp, token: str | None) -> ASGIApp:
@@ -43,17 +35,11 @@ def _refusal(scope: Scope, token: str | None) -> Response | None:
         return say(ConfigError("the node wants another token"))
     if b"origin" in headers:
         return say(ValueError("browsers are not served"), 403)
-    if token is None and not is_loopback(_name(headers.get(b"host", b""))):
+    if token is None and not is_loopback(host_name(headers.get(b"host", b""))):
         return say(ValueError("a node without a token is asked by a loopback address"), 403)
     if scope["method"] == "POST" and headers.get(b"content-type") != b"application/json":
         return say(ValueError("the body must be application/json"), 415)
     return None
-
-
-def _name(host: bytes) -> str:
-    """Of a Host header, without its port."""
-    text = host.decode("latin-1")
-    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
 
 
 def answer(body: wire.Wire, status: int = 200) -> Response:

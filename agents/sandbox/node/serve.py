@@ -1,36 +1,20 @@
 """`trajmill node`: this host's sandboxes served until a signal ends it."""
 
 import asyncio
-import os
 import socket
 
 import uvicorn
 
 from agents.sandbox.base import Limits, SandboxFactory
 from agents.sandbox.native.host import NativeFactory
-from agents.sandbox.node.guard import Impatient, is_loopback
+from agents.sandbox.node.guard import Impatient
 from agents.sandbox.node.link import KEPT_S
 from agents.sandbox.node.server import make_app
 from agents.sandbox.pool import PoolSettings
 from agents.sandbox.signals import Signals, allow_open_files
-from schemas.errors import ConfigError
 
-TOKEN_LENGTH = 16
-"""At least so many characters."""
 GOODBYE_S = 2
 """Requests may go on for so long after a signal."""
-
-
-def token_from(variable: str | None, host: str) -> str | None:
-    """The token in an environment variable. ConfigError when it is missing, too short, or needed and not named."""
-    if variable is None:
-        if not is_loopback(host):
-            raise ConfigError(f"a node on {host} can be reached by others: name a variable that holds a token")
-        return None
-    token = os.environ.get(variable, "")
-    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
-        raise ConfigError(f"${variable} must hold a token of at least {TOKEN_LENGTH} ASCII characters without spaces")
-    return token
 
 
 def serve(
