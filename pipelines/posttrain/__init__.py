@@ -1,0 +1,1 @@
+"""After the shards: models trained on them, merged and evaluated."""
