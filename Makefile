@@ -5,8 +5,10 @@ PYTHON ?= python3
 RUN ?= runs/demo
 STAMP := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+# mergekit's pins are not ours, so it has an environment of its own.
+ORACLE ?= .oracle
 
-.PHONY: help setup run test check format bench docs clean
+.PHONY: help setup run test check format bench oracle docs clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +43,17 @@ $(PEERS): $(STAMP)
 bench: $(PEERS)  ## the benchmarks, JSON lines of ratios
 	@for f in tests/bench/bench_*.py; do $(PY) $$f || exit 1; done
 
+bench-merge: $(ORACLE)/.ready
+
 bench-%: $(PEERS)  ## one of them: bench-engine, bench-ingest, bench-merge, bench-rollout, bench-sandbox
 	$(PY) tests/bench/bench_$*.py
+
+oracle: $(ORACLE)/.ready  ## mergekit in .oracle, which the merge's parity tests and bench run
+
+$(ORACLE)/.ready: tests/bench/oracle.txt
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python -m pip install -q -r tests/bench/oracle.txt
+	touch $@
 
 docs: setup  ## docs/tables.md, generated from the schemas
 	$(PY) -m schemas.docs > docs/tables.md

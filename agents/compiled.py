@@ -1,6 +1,6 @@
 """C sources compiled on first use, cached under the hash of all that decides what comes out.
 
-Called by `agents.sandbox.native.build` and `agents.engine.kernels.build`.
+Called by `agents.sandbox.native.build`, `agents.engine.kernels.build` and `pipelines.merge.native`.
 """
 
 import hashlib
@@ -105,3 +105,14 @@ def _compile(cc: str, program: Program, target: Path) -> Path:
             return target
         complaints = done.stderr.strip()
     raise CannotCompile(f"{cc} could not compile {program.what}: {complaints[-2000:]}")
+
+
+def machine() -> str:
+    """The processor's features: a cache folder may be shared between machines, and -march=native means this one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = ("flags", "Features", "model name", "CPU implementer", "CPU part")
+    features = {line for line in lines if line.partition(":")[0].strip() in names}
+    return " ".join([platform.machine(), *sorted(features)])

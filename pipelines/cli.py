@@ -154,34 +154,76 @@ def show(
 
 
 @app.command()
-def merge(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Folders of safetensors checkpoints.")],
-    method: Annotated[Literal["linear", "slerp"], typer.Option("--method", help="How to merge.")],
+def train(
+    run_dir: RunDir,
     out: Out,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="linear: one number per model, e.g. 0.3,0.7.")
+    base: Annotated[str, typer.Option("--base", help="smollm2, a .gguf file or a folder of safetensors.")] = "smollm2",
+    scaffold: Annotated[
+        list[str] | None, typer.Option("--scaffold", help="Only its samples; may be given again.")
     ] = None,
-    t: Annotated[float, typer.Option("--t", help="slerp: 0 gives the first model, 1 the second.")] = 0.5,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many samples.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file; all fields have defaults.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the samples drawn and their order.")] = None,
+) -> None:
+    """Train a checkpoint on the shards of RUN; the same command again continues what was stopped."""
+    from pipelines.config import load_settings
+    from pipelines.folder import open_run
+    from pipelines.posttrain.checkpoint import starting_point
+    from pipelines.posttrain.examples import examples_of, shard_hashes
+    from pipelines.posttrain.sft import train as train_on
+    from pipelines.stages import interruptible
+    from schemas.posttrain import TrainSettings
+
+    settings, shards = load_settings(TrainSettings, config, seed=seed), open_run(run_dir).shards
+    examples = examples_of(shards, scaffold, limit, settings.seed)
+    lineage = {"shards": shard_hashes(shards), "scaffolds": scaffold, "limit": limit}
+    with interruptible(out):
+        train_on(starting_point(base, out), examples, out, settings, lineage)
+    print(f"trained on {len(examples)} samples into {out}; lineage.json and losses.jsonl there say how")
+
+
+@app.command()
+def merge(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="Folders of safetensors checkpoints, or one recipe (YAML).")
+    ],
+    out: Out,
+    method: Annotated[str | None, typer.Option("--method", help="How to merge, e.g. linear or ties.")] = None,
+    base: Annotated[Path | None, typer.Option("--base", help="The checkpoint that all were trained from.")] = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="One number per model, e.g. 0.3,0.7.")] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="Of the method, e.g. density=0.5 or t=0.3.")
+    ] = None,
+    ema: Annotated[
+        float | None, typer.Option("--ema", min=0, max=1, help="Decay of an average along a run, oldest model first.")
+    ] = None,
     dtype: Annotated[
         Literal["float32", "float16", "bfloat16"] | None, typer.Option("--dtype", help="Output type.")
     ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the methods that draw.")] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Output files written at once.")] = 1,
 ) -> None:
-    """Merge checkpoints into one."""
-    from pydantic import ValidationError
-
+    """Merge checkpoints into one; the same command again continues a merge that was killed."""
+    from pipelines.merge.recipe_file import load_recipe, recipe_of
     from pipelines.merge.run import merge as merge_checkpoints
-    from schemas.recipe import MergeRecipe
 
-    try:
-        numbers = [float(w) for w in weights.split(",")] if weights else None
-        recipe = MergeRecipe(method=method, models=[str(m) for m in models], weights=numbers, t=t, dtype=dtype)
-    except ValidationError as e:
-        problem = e.errors()[0]
-        raise ConfigError(f"merge: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from e
-    except ValueError as e:
-        raise ConfigError(f"--weights {weights!r}: {e}") from e
-    merge_checkpoints(recipe, out)
-    print(f"merged {len(models)} checkpoints into {out}; lineage.json there says how")
+    if len(models) == 1 and models[0].suffix in (".yaml", ".yml"):
+        if method or base or weights or parameters or ema is not None or dtype or seed:
+            raise ConfigError("a recipe says all; with one there are only --out and --workers")
+        recipe = load_recipe(models[0])
+    else:
+        recipe = recipe_of(
+            [str(m) for m in models],
+            method=method,
+            base=str(base) if base else None,
+            weights=weights,
+            parameters=parameters or [],
+            ema=ema,
+            dtype=dtype,
+            seed=seed,
+        )
+    merge_checkpoints(recipe, out, workers)
+    print(f"merged {len(recipe.models) or len(recipe.slices)} into {out}; lineage.json there says how")
 
 
 @app.command()

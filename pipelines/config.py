@@ -1,4 +1,4 @@
-"""Reads a run's configuration from YAML. The command line calls `load_config`.
+"""Reads a run's configuration from YAML. The command line calls `load_config`, `merge.recipe_file` the rest.
 
 Fields and defaults stand in schemas.recipe.
 """
@@ -6,7 +6,7 @@ Fields and defaults stand in schemas.recipe.
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,7 +15,7 @@ from agents.engine.files import SMOLLM2, find
 from agents.environments import FAMILIES
 from agents.scaffolds import SCAFFOLDS
 from schemas.errors import ConfigError
-from schemas.recipe import RunConfig
+from schemas.recipe import RunConfig, Settings
 
 LEAST_LIFETIME_S = 1200.0
 """Of a sandbox: longer than tasks give an episode (15 minutes) and its verification, from a spare that was kept."""
@@ -42,7 +42,7 @@ Problem = tuple[tuple[int | str, ...], str]
 """Path of a field, and what is wrong with it."""
 
 
-def _explain(problems: list[Problem], source: str, text: str) -> str:
+def explain(problems: list[Problem], source: str, text: str) -> str:
     """Each problem with its field path and, for a file, its line."""
     node = yaml.compose(text, Loader=yaml.SafeLoader) if text else None
     lines = []
@@ -62,10 +62,10 @@ def _fields(settings: type[BaseModel], *above: str) -> Iterator[tuple[str, ...]]
                 yield from _fields(kind, *above, name)
 
 
-def _meant(path: tuple[int | str, ...]) -> str:
+def _meant(path: tuple[int | str, ...], settings: type[BaseModel]) -> str:
     """For a field that does not exist: the nearest that does, with its place when that is another one."""
     *above, name = (str(step) for step in path if isinstance(step, str))
-    fields = list(_fields(RunConfig))
+    fields = list(_fields(settings))
     near = get_close_matches(name, sorted({field[-1] for field in fields}), n=1)
     if not near:
         return "no such field"
@@ -74,10 +74,14 @@ def _meant(path: tuple[int | str, ...]) -> str:
     return f"no such field; did you mean {near[0] if here else '.'.join(found[0])}?"
 
 
-def _malformed(error: ValidationError) -> Iterator[Problem]:
+def malformed(error: ValidationError, settings: type[BaseModel]) -> Iterator[Problem]:
+    """The fields that do not fit `settings`."""
     for problem in error.errors(include_url=False, include_input=False):
         unknown = problem["type"] == "extra_forbidden"
-        yield problem["loc"], _meant(problem["loc"]) if unknown else problem["msg"].removeprefix("Value error, ")
+        yield (
+            problem["loc"],
+            _meant(problem["loc"], settings) if unknown else problem["msg"].removeprefix("Value error, "),
+        )
 
 
 def _impossible(config: RunConfig) -> Iterator[Problem]:
@@ -104,28 +108,43 @@ def _impossible(config: RunConfig) -> Iterator[Problem]:
         yield ("engine", "model"), str(error)
 
 
+def read_yaml(path: Path) -> tuple[dict[str, Any], str]:
+    """Fields and values of a YAML file, and its text. Raises ConfigError naming the file."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: cannot be read: {e}") from e
+    try:
+        data = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # e.g. the 99th of May, or 1,000 brackets
+        raise ConfigError(f"{path}: not YAML: {e}") from e
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected fields and values, found a {type(data).__name__}")
+    return data, text
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(kind: type[S], path: Path | None = None, **overrides: Any) -> S:
+    """Settings of a kind from the YAML file `path` (None: all defaults), the given top-level fields replaced.
+
+    Raises ConfigError naming file, line and field.
+    """
+    data, text = read_yaml(path) if path else ({}, "")
+    try:
+        return kind.model_validate({**data, **{k: v for k, v in overrides.items() if v is not None}})
+    except ValidationError as e:
+        raise ConfigError(explain(list(malformed(e, kind)), str(path or "command line"), text)) from e
+
+
 def load_config(path: Path | None = None, **overrides: Any) -> RunConfig:
     """The configuration in the YAML file `path` (None: all defaults), with the given top-level fields replaced.
 
     Raises ConfigError naming file, line and field.
     """
-    text, source = "", "command line"
-    if path is not None:
-        source = str(path)
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"{source}: cannot be read: {e}") from e
-    try:
-        data = yaml.safe_load(text) or {}
-    except yaml.YAMLError as e:
-        raise ConfigError(f"{source}: not YAML: {e}") from e
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected fields and values, found a {type(data).__name__}")
-    try:
-        config = RunConfig.model_validate({**data, **{k: v for k, v in overrides.items() if v is not None}})
-    except ValidationError as e:
-        raise ConfigError(_explain(list(_malformed(e)), source, text)) from e
+    config = load_settings(RunConfig, path, **overrides)
     if problems := list(_impossible(config)):
-        raise ConfigError(_explain(problems, source, text))
+        text = path.read_text("utf-8") if path else ""
+        raise ConfigError(explain(problems, str(path or "command line"), text))
     return config

@@ -226,18 +226,3 @@ class RunConfig(Settings):
     """What counts and what is kept."""
     shards: ShardSettings = ShardSettings()
     """Output files."""
-
-
-class MergeRecipe(Settings):
-    """Which checkpoints are merged, and how."""
-
-    method: Literal["linear", "slerp"]
-    """Merge method."""
-    models: list[str] = Field(min_length=2)
-    """Folders of safetensors checkpoints."""
-    weights: list[float] | None = None
-    """linear: one weight per model, normalised to sum 1; null for equal ones."""
-    t: float = Field(default=0.5, ge=0, le=1)
-    """slerp: 0 gives the first model, 1 the second."""
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    """Output dtype; null keeps the first model's per tensor."""

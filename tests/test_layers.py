@@ -24,8 +24,8 @@ ALLOWED = {
     "agents.swarm": L0 | {"prompts", "agents.engine", "agents.sandbox", "agents.scaffolds", "agents.environments"},
 }
 ALLOWED["agents.runtime"] = ALLOWED["agents.swarm"] | {"agents.swarm"}
-ALLOWED["pipelines"] = ALLOWED["agents.runtime"] | {"agents.runtime", "agents.access"}
-TORCH = ("agents.engine", "pipelines.merge")
+ALLOWED["pipelines"] = ALLOWED["agents.runtime"] | {"agents.runtime", "agents.access", "agents.compiled"}
+TORCH = ("agents.engine", "pipelines.posttrain")
 BEAM = "pipelines.transforms"
 
 

@@ -1,4 +1,4 @@
-"""The float types of checkpoints, to float32 and back, without torch. Called by `pipelines.merge.run`.
+"""The float types of checkpoints, to float32 and back, without torch. Called by `pipelines.merge.chunks`.
 
 numpy has no bfloat16: it is the upper half of a float32, kept as uint16.
 """
@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.merge.methods import Floats
-
+Floats = npt.NDArray[np.float32]
 Dtype = Literal["F32", "F16", "BF16"]
 NAMES: dict[str, Dtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """From the recipe's names to those of safetensors."""

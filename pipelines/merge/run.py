@@ -1,7 +1,8 @@
 """Runs a merge: plan, stream, write, publish. Called by the command `trajmill merge`.
 
-Everything is written into `<out>.tmp`, fsynced, and renamed at the end, so `out` is whole or absent. A later merge into
-the same `out` clears what a killed one left.
+The unit of work is one output shard, or one parent file to hash; any number of workers gives the same bytes. Everything
+is written into `<out>.tmp` and renamed at the end, so `out` is whole or absent. What a killed merge had finished stays
+there for the same merge; another one clears it.
 """
 
 import fcntl
@@ -9,52 +10,176 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipelines.files import fsync_folder, sha256_of
-from pipelines.merge import methods
-from pipelines.merge.dtypes import FLOATS, is_finite_in, narrow, widen
-from pipelines.merge.plan import INDEX, Checkpoint, Output, Plan, plan
-from pipelines.merge.tensors import Tensor, header_bytes, read_into
+from pipelines.files import atomic_file, fsync_folder, sha256_of, write_text
+from pipelines.merge import native
+from pipelines.merge.checkpoint import INDEX, Checkpoint
+from pipelines.merge.chunks import Loader, inputs, ranges
+from pipelines.merge.methods import METHODS
+from pipelines.merge.methods.base import Job
+from pipelines.merge.methods.vectors import given_weights, shares
+from pipelines.merge.plan import Output, Plan, copied, output_bytes, plan
+from pipelines.merge.tensors import header_bytes
 from schemas.errors import MergeError
-from schemas.recipe import MergeRecipe
+from schemas.merge import MergeRecipe
 
-CHUNK = 1 << 17
-"""Values computed at once: 0.5 MB a buffer. Fewer stay nearer to the core, but calls then cost more than arithmetic."""
-
-_COPIED = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*",
-    "merges.txt", "chat_template*",
-)  # fmt: skip
+_DONE = ".done.json"
+# A united vocabulary stands in tokenizer.json; these would say something else.
+_OLD_VOCABULARY = ("vocab.*", "merges.txt", "added_tokens.json", "tokenizer.model")
 
 
-def merge(recipe: MergeRecipe, out: Path) -> Path:
+def merge(recipe: MergeRecipe, out: Path, workers: int = 1, beam_options: Sequence[str] = ()) -> Path:
     """Merge checkpoints into the new folder `out` and give it back.
 
-    The first model gives layout, configuration and tokenizer. `lineage.json` names recipe, sources with SHA-256, their
-    own lineage, and the files written. Memory is bounded by CHUNK, not by the models. Raises MergeError when `out`
-    exists, the checkpoints do not fit (all misfits listed, nothing written), or a value is not finite (tensor named).
+    The base, else the first model, gives layout, configuration and tokenizer. `lineage.json` names recipe, parents with
+    SHA-256, their own lineage, and the files written. With one worker and no options for Beam it runs in this process.
+    Raises MergeError when `out` exists, the checkpoints do not fit (all misfits listed, nothing written), or a value is
+    not finite (tensor and source named).
     """
     _refuse_existing(out)
     planned = plan(recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _publishing(out) as folder:
-        written = _write_weights(planned, folder)
-        _write_index(planned, folder)
+    with _publishing(planned, out) as folder:
+        todo = [unit for unit in units(planned) if _finished(planned, unit, folder) is None]
+        if workers > 1 or beam_options:
+            from pipelines.transforms.merge import do_units  # Beam takes a second to import
+
+            do_units(planned, todo, folder, workers, beam_options)
+        else:
+            # Hashing, reading and the kernels hold no lock of Python's.
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                try:
+                    for done in [pool.submit(do_unit, unit, planned, folder) for unit in todo]:
+                        done.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        written = {unit: _result(planned, unit, folder) for unit in units(planned)}
         _copy_files(planned, folder)
+        _write_index(planned, folder)
         _write_json(folder / "lineage.json", _lineage(planned, written))
+        for path in folder.glob(f"*{_DONE}"):
+            path.unlink()
     return out
 
 
+def units(planned: Plan) -> list[str]:
+    """Names of all units of work: files to write, and `parent-<i>-<file>` for files to hash."""
+    parents = [f"parent-{i}-{f.name}" for i, checkpoint in enumerate(planned.checkpoints) for f in checkpoint.files]
+    return [*planned.files, *parents]
+
+
+def do_unit(unit: str, planned: Plan, folder: Path) -> None:
+    """Do one unit of work in `folder`, and note its result beside it when all is on disk."""
+    result = write_shard(planned, unit, folder) if unit in planned.files else hash_parent(planned, unit)
+    write_text(folder / (unit + _DONE), json.dumps({"plan": planned.digest, **result}))
+
+
+def hash_parent(planned: Plan, unit: str) -> dict[str, Any]:
+    """Name, bytes and SHA-256 of a parent's weight file."""
+    _, number, name = unit.split("-", 2)
+    path = planned.checkpoints[int(number)].folder / name
+    return {"file": name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def write_shard(planned: Plan, file: str, folder: Path) -> dict[str, Any]:
+    """Merge the tensors of one output file and write it; gives name, bytes and SHA-256.
+
+    It appears complete or not at all. Raises MergeError for a value that is not finite.
+    """
+    outputs = planned.files[file]
+    loader = Loader(outputs, planned.vocabulary, planned.recipe.missing_token)
+    digest = hashlib.sha256()
+    with loader, atomic_file(folder / file) as temporary, temporary.open("xb", buffering=0) as target:
+        header = header_bytes({output.name: (output.dtype, output.shape) for output in outputs})
+        _append(target, digest, memoryview(header))
+        for output in outputs:
+            for data in _merged(planned, output, loader):
+                _append(target, digest, data)
+        size = target.tell()
+    return {"file": file, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _append(file: BinaryIO, digest: "hashlib._Hash", data: memoryview) -> None:
+    digest.update(data)
+    while data:
+        data = data[file.write(data) :]
+
+
+def _merged(planned: Plan, output: Output, loader: Loader) -> Iterator[memoryview]:
+    """The tensor's bytes piece by piece, computed in float32 and rounded once."""
+    job = Job(
+        output.name,
+        output.shape,
+        output.parameters,
+        output.options,
+        planned.recipe.seed,
+        output.base is not None,
+        partial(loader.chunks, output),
+    )
+    try:
+        if planned.recipe.method == "linear" and not output.per_token and native.library() is not None:
+            yield from _weighted(planned, output, loader, job)
+            return
+        # What overflows is found after rounding.
+        with np.errstate(over="ignore", invalid="ignore"):
+            combine = METHODS[planned.recipe.method].prepare(job)
+        for chunk in loader.chunks(output):
+            count = chunk.models[0].size
+            with np.errstate(over="ignore", invalid="ignore"):
+                combine(chunk, loader.merged(count))
+            data = loader.stored(loader.merged(count), output.dtype)
+            if data is None:
+                raise _not_finite(output, loader, chunk.start, count)
+            yield data.data
+    except MergeError:
+        raise
+    except ValueError as error:
+        for start, count in ranges(output.shape):
+            if _sources_not_finite(output, loader, start, count):
+                raise _not_finite(output, loader, start, count) from error
+        raise MergeError(f"{output.name}: {error}") from error
+
+
+def _weighted(planned: Plan, output: Output, loader: Loader, job: Job) -> Iterator[memoryview]:
+    """linear without float32 buffers: the same bits in a fraction of the memory traffic."""
+    given = given_weights(job)
+    weights = shares(given) if output.options["normalize"] else given
+    dtypes = [tensor.dtype for tensor in output.models]
+    for start, count in ranges(output.shape):
+        target = loader.target(output.dtype, count)
+        if not native.weighted_sum(loader.raw(output, start, count), dtypes, weights, target, output.dtype):
+            raise _not_finite(output, loader, start, count)
+        yield target.data
+
+
+def _sources_not_finite(output: Output, loader: Loader, start: int, count: int) -> list[str]:
+    found = zip(inputs(output), loader.floats(output, start, count), strict=True)
+    return list(dict.fromkeys(str(t.file.parent) for t, values in found if not np.isfinite(values).all()))
+
+
+def _not_finite(output: Output, loader: Loader, start: int, count: int) -> MergeError:
+    sources = _sources_not_finite(output, loader, start, count)
+    if sources:
+        return MergeError(f"{output.name}: NaN or infinity in {', '.join(sources)}")
+    return MergeError(f"{output.name}: the merged values overflow {output.dtype}")
+
+
 @contextmanager
-def _publishing(out: Path) -> Iterator[Path]:
-    """`<out>.tmp`, empty and ours alone; fsynced and renamed to `out` after a good end, removed otherwise."""
+def _publishing(planned: Plan, out: Path) -> Iterator[Path]:
+    """`<out>.tmp`, ours alone; fsynced and renamed to `out` after a good end.
+
+    An error removes it; a kill or an interrupt leaves the finished units, which the same merge finds there.
+    """
     folder = out.with_name(out.name + ".tmp")
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -65,18 +190,49 @@ def _publishing(out: Path) -> Iterator[Path]:
             raise MergeError(f"{folder}: another merge into {out} is running") from error
         _refuse_existing(out)
         try:
-            for leftover in folder.iterdir():
-                leftover.unlink()
+            _clear(planned, folder)
             yield folder
             fsync_folder(folder)
             _refuse_existing(out)
             folder.rename(out)
-        except BaseException:
-            shutil.rmtree(folder)
+        except Exception:
+            # Under another name: workers that have not heard of the error yet find no folder to write into.
+            doomed = folder.rename(folder.with_suffix(f".failed-{os.getpid()}"))
+            shutil.rmtree(doomed)
             raise
         fsync_folder(out.parent)
     finally:
         os.close(handle)
+
+
+def _clear(planned: Plan, folder: Path) -> None:
+    """Remove all but the finished units of this very merge."""
+    finished = {unit for unit in units(planned) if _finished(planned, unit, folder) is not None}
+    kept = finished | {unit + _DONE for unit in finished}
+    for leftover in folder.iterdir():
+        if leftover.name not in kept:
+            leftover.unlink()
+
+
+def _finished(planned: Plan, unit: str, folder: Path) -> dict[str, Any] | None:
+    """The result of a unit that is done; None when it is not."""
+    note = folder / (unit + _DONE)
+    if not note.exists():
+        return None
+    result: dict[str, Any] = json.loads(note.read_bytes())
+    if result.pop("plan") != planned.digest:
+        return None
+    path = folder / unit
+    if unit in planned.files and not (path.exists() and path.stat().st_size == result["bytes"]):
+        return None
+    return result
+
+
+def _result(planned: Plan, unit: str, folder: Path) -> dict[str, Any]:
+    result = _finished(planned, unit, folder)
+    if result is None:
+        raise MergeError(f"{folder / unit}: a worker has not written it here; workers need a file system in common")
+    return result
 
 
 def _refuse_existing(out: Path) -> None:
@@ -84,138 +240,48 @@ def _refuse_existing(out: Path) -> None:
         raise MergeError(f"{out} exists; a merge never writes over anything")
 
 
-class _Buffers:
-    """Memory of a merge, made once: one chunk's bytes, and its float32 values for each model."""
-
-    def __init__(self, models: int) -> None:
-        self.raw = np.empty(CHUNK * 4, dtype=np.uint8)
-        self.values = [np.empty(CHUNK, dtype=np.float32) for _ in range(models)]
-        self.sum = np.empty(CHUNK, dtype=np.float32)
-        self.scratch = np.empty(CHUNK, dtype=np.float32)
-
-    def load(self, model: int, handle: int, tensor: Tensor, start: int, count: int) -> methods.Floats:
-        """Values [start, start + count) of a tensor as float32, valid until the next load for this model."""
-        width = FLOATS[tensor.dtype].itemsize
-        raw = self.raw[: count * width]
-        read_into(handle, raw, tensor.offset + start * width)
-        values = self.values[model][:count]
-        widen(raw, tensor.dtype, values)
-        return values
-
-
-def _write_weights(planned: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Write every weight file; gives name, bytes and SHA-256 of each."""
-    buffers = _Buffers(len(planned.models))
-    written = []
-    with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(file.open("rb", buffering=0)).fileno()
-            for model in planned.models
-            for file in model.files
-        }
-        for name, outputs in planned.files.items():
-            with (folder / name).open("xb", buffering=0) as file:
-                digest = hashlib.sha256()
-                header = header_bytes({o.name: (o.dtype, o.shape) for o in outputs})
-                _append(file, digest, memoryview(header))
-                for output in outputs:
-                    _write_tensor(planned, output, handles, buffers, file, digest)
-                os.fsync(file.fileno())
-                written.append({"file": name, "bytes": file.tell(), "sha256": digest.hexdigest()})
-    return written
-
-
-def _append(file: BinaryIO, digest: "hashlib._Hash", data: memoryview) -> None:
-    digest.update(data)
-    while data:
-        data = data[file.write(data) :]
-
-
-def _chunks(output: Output) -> Iterator[tuple[int, int]]:
-    values = output.sources[0].values
-    for start in range(0, values, CHUNK):
-        yield start, min(CHUNK, values - start)
-
-
-def _write_tensor(
-    planned: Plan, output: Output, handles: dict[Path, int], buffers: _Buffers, file: BinaryIO, digest: "hashlib._Hash"
-) -> None:
-    """Compute one tensor chunk by chunk in float32 and append it, rounded once."""
-    weights = planned.weights or _slerp_weights(planned, output, handles, buffers)
-    for start, count in _chunks(output):
-        arrays = [buffers.load(i, handles[t.file], t, start, count) for i, t in enumerate(output.sources)]
-        result, scratch = buffers.sum[:count], buffers.scratch[:count]
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is found on the next line
-            methods.weighted_sum(arrays, weights, result, scratch)
-        if not is_finite_in(result, output.dtype):
-            raise MergeError(_not_finite(planned, output, arrays))
-        data = buffers.raw[: count * FLOATS[output.dtype].itemsize]
-        narrow(result, output.dtype, data, scratch.view(np.uint32))
-        _append(file, digest, data.data)
-
-
-def _slerp_weights(planned: Plan, output: Output, handles: dict[Path, int], buffers: _Buffers) -> tuple[float, float]:
-    """One pass over both tensors for their angle."""
-    dot = first = second = 0.0
-    for start, count in _chunks(output):
-        a, b = (buffers.load(i, handles[t.file], t, start, count) for i, t in enumerate(output.sources))
-        sums = methods.products(a, b)
-        dot, first, second = dot + sums[0], first + sums[1], second + sums[2]
-    if not np.isfinite([dot, first, second]).all():
-        raise MergeError(f"{output.name}: a source holds NaN or infinity, or its norm overflows")
-    return methods.slerp_weights(planned.recipe.t, dot, (first, second))
-
-
-def _not_finite(planned: Plan, output: Output, arrays: list[methods.Floats]) -> str:
-    sources = [str(m.folder) for m, a in zip(planned.models, arrays, strict=True) if not np.isfinite(a).all()]
-    if sources:
-        return f"{output.name}: NaN or infinity in {', '.join(sources)}"
-    return f"{output.name}: the merged values overflow {output.dtype}"
-
-
 def _write_index(planned: Plan, folder: Path) -> None:
-    if not (planned.models[0].folder / INDEX).exists():
+    if list(planned.files) == ["model.safetensors"]:
         return
     outputs = [(file, output) for file, listed in planned.files.items() for output in listed]
-    total = sum(output.sources[0].values * FLOATS[output.dtype].itemsize for _, output in outputs)
+    total = sum(output_bytes(output) for _, output in outputs)
     weight_map = {output.name: file for file, output in sorted(outputs, key=lambda pair: pair[1].name)}
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _copy_files(planned: Plan, folder: Path) -> None:
-    source = planned.models[0].folder
-    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}):
-        shutil.copyfile(path, folder / path.name)
-        with (folder / path.name).open("rb") as file:
-            os.fsync(file.fileno())
-    dtype = planned.recipe.dtype
-    if dtype and planned.models[0].config:
-        names = [name for name in ("dtype", "torch_dtype") if name in planned.models[0].config] or ["torch_dtype"]
-        (folder / "config.json").unlink()
-        _write_json(folder / "config.json", planned.models[0].config | dict.fromkeys(names, dtype))
+    """Configuration and tokenizer of the first checkpoint, changed where the merge changes them."""
+    first = planned.checkpoints[0]
+    for path in copied(first):
+        if planned.vocabulary is None or not any(path.match(pattern) for pattern in _OLD_VOCABULARY):
+            with atomic_file(folder / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+    if planned.config != first.config:
+        _write_json(folder / "config.json", planned.config)
+    if planned.vocabulary is not None:
+        with atomic_file(folder / "tokenizer.json") as temporary:
+            temporary.write_bytes(planned.vocabulary.tokenizer_json)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _lineage(planned: Plan, written: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the merged weights are made of. No clock and no seed: nothing in a merge is random."""
+def _lineage(planned: Plan, written: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the merged weights are made of. No clock: the same merge gives the same lineage."""
     return {
         "lineage_version": 1,
         "made_by": f"trajmill {metadata.version('trajmill')}",
         "recipe": planned.recipe.model_dump(mode="json"),
-        "files": written,
-        "parents": [_parent(model) for model in planned.models],
+        "seed": planned.recipe.seed,
+        "files": [written[file] for file in planned.files],
+        "parents": [_parent(i, checkpoint, written) for i, checkpoint in enumerate(planned.checkpoints)],
     }
 
 
-def _parent(model: Checkpoint) -> dict[str, Any]:
+def _parent(number: int, checkpoint: Checkpoint, written: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
-        "path": str(model.folder),
-        "files": [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256_of(f)} for f in model.files],
-        "lineage": model.lineage,
+        "path": str(checkpoint.folder),
+        "files": [written[f"parent-{number}-{file.name}"] for file in checkpoint.files],
+        "lineage": checkpoint.lineage,
     }

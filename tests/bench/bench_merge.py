@@ -1,129 +1,218 @@
-"""Linear merge of two bf16 checkpoints of 270 MB against the floor: reading and writing the same bytes.
+"""Merging against mergekit 0.1.5 (`make oracle`) and against the floor: reading, writing and hashing the same bytes.
 
-Each figure is the median of three child processes, start-up and imports subtracted. `peer` says what it is held
-against; `hashed floor` also computes the SHA-256 of every byte, as the lineage needs it.
+Every run is a child of its own, in turn; start-up and imports are subtracted and given as figures of their own. Memory
+is the peak above what the imports take. Models are random finite bfloat16 of real shapes, made on the spot.
 """
 
 import json
-import statistics
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+from lines import say, skip
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from pipelines.merge.tensors import header_bytes  # noqa: E402
 
-LAYERS, WIDTH = 30, 576
-ROUNDS = 3
+ORACLE = Path(os.environ.get("TRAJMILL_ORACLE", ROOT / ".oracle")) / "bin" / "python"
+DRIVER = ROOT / "tests" / "merge" / "oracle_run.py"
+SMALL = {"hidden": 576, "inner": 1536, "layers": 30, "kv": 192, "vocabulary": 49152, "heads": 9}
+BIG = {"hidden": 2048, "inner": 5632, "layers": 22, "kv": 256, "vocabulary": 32000, "heads": 32}
+Figures = dict[str, float]
 
-OURS = """
-from pipelines.merge.run import merge
-from schemas.recipe import MergeRecipe
-from pathlib import Path
-def work():
-    merge(MergeRecipe(method="linear", models=[a, b]), Path(out))
-"""
-FLOOR = """
-import os, hashlib
-from pipelines.merge.run import merge
-def work(hashed):
-    buffer = bytearray(1 << 20)
-    digest = hashlib.sha256()
-    with open(out, "xb", buffering=0) as target:
-        for path, copy in ((a, True), (b, False)):
-            with open(path + "/model.safetensors", "rb", buffering=0) as source:
-                while count := source.readinto(buffer):
-                    view = memoryview(buffer)[:count]
-                    if copy:
-                        target.write(view)
-                    for _ in range(hashed * (1 + copy)):
-                        digest.update(view)
-        os.fsync(target.fileno())
-"""
 CHILD = """
-import json, sys, time
-a, b, out = sys.argv[1:]
+import json, resource, sys, time
+from pathlib import Path
 def memory(field):
     # Not ru_maxrss: a child inherits its parent's peak there.
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+start = time.perf_counter()
+from pipelines.merge.recipe_file import load_recipe
+from pipelines.merge.run import merge
 {body}
-begin, cpu = time.perf_counter(), time.process_time()
-base = memory("VmRSS")
-work({arguments})
-print(json.dumps(dict(wall=time.perf_counter() - begin, cpu=time.process_time() - cpu,
-    memory=memory("VmHWM") - base)))
+started = dict(start_wall=time.perf_counter() - start, start_cpu=cpu(), start_memory=memory("VmRSS"))
+begin, before = time.perf_counter(), cpu()
+work(*sys.argv[1:])
+print(json.dumps(started | dict(wall=time.perf_counter() - begin, cpu=cpu() - before, memory=memory("VmHWM"))))
+"""
+OURS = """
+def work(recipe, out):
+    merge(load_recipe(Path(recipe)), Path(out))
+"""
+FLOOR = """
+import hashlib, os
+def work(hashed, out, *folders):
+    buffer, count = bytearray(1 << 20), 0
+    os.makedirs(out)
+    for number, folder in enumerate(folders):
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            # What a merge reads, and what it writes; the lineage needs the SHA-256 of both.
+            digest, written = hashlib.sha256(), hashlib.sha256()
+            with path.open("rb", buffering=0) as source, open(out + "/" + path.name, "ab", buffering=0) as target:
+                while count := source.readinto(buffer):
+                    view = memoryview(buffer)[:count]
+                    if int(hashed):
+                        digest.update(view)
+                    if number == 0:
+                        target.write(view)
+                        if int(hashed):
+                            written.update(view)
+                os.fsync(target.fileno())
 """
 
 
-def checkpoint(folder: Path, seed: int) -> Path:
-    """The shapes of SmolLM2-135M, random bf16 values."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (49152, WIDTH), "model.norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        for name, shape in (
-            ("self_attn.q_proj", (WIDTH, WIDTH)), ("self_attn.k_proj", (192, WIDTH)),
-            ("self_attn.v_proj", (192, WIDTH)), ("self_attn.o_proj", (WIDTH, WIDTH)),
-            ("mlp.gate_proj", (1536, WIDTH)), ("mlp.up_proj", (1536, WIDTH)), ("mlp.down_proj", (WIDTH, 1536)),
-            ("input_layernorm", (WIDTH,)), ("post_attention_layernorm", (WIDTH,)),
+def checkpoint(folder: Path, shape: dict[str, int], seed: int, shards: int = 1) -> Path:
+    """A Llama checkpoint of a shape, tied, bfloat16."""
+    hidden, inner, kv = shape["hidden"], shape["inner"], shape["kv"]
+    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape["vocabulary"], hidden)}
+    for layer in range(shape["layers"]):
+        for name, size in (
+            ("self_attn.q_proj", (hidden, hidden)), ("self_attn.k_proj", (kv, hidden)),
+            ("self_attn.v_proj", (kv, hidden)), ("self_attn.o_proj", (hidden, hidden)),
+            ("mlp.gate_proj", (inner, hidden)), ("mlp.up_proj", (inner, hidden)), ("mlp.down_proj", (hidden, inner)),
+            ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,)),
         ):  # fmt: skip
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+            sizes[f"model.layers.{layer}.{name}.weight"] = size
+    sizes["model.norm.weight"] = (hidden,)
+    if shape is BIG:
+        sizes["lm_head.weight"] = (shape["vocabulary"], hidden)
     folder.mkdir()
-    generator = np.random.default_rng(seed)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(header_bytes({name: ("BF16", shape) for name, shape in shapes.items()}))
-        for shape in shapes.values():
-            values = generator.standard_normal(int(np.prod(shape)), dtype=np.float32)
-            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden}
+    config |= {"intermediate_size": inner, "num_hidden_layers": shape["layers"], "vocab_size": shape["vocabulary"]}
+    config |= {"num_attention_heads": shape["heads"], "num_key_value_heads": kv // (hidden // shape["heads"])}
+    config |= {"tie_word_embeddings": shape is not BIG, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    # Halves of normal numbers, drawn once and turned: fast, and no two models are alike.
+    pool = np.random.default_rng(seed).standard_normal(1 << 22, dtype=np.float32)
+    bits = (pool.view(np.uint32) >> 16).astype(np.uint16)
+    names = list(sizes)
+    weight_map = {}
+    for shard in range(shards):
+        own = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
+        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        weight_map |= dict.fromkeys(own, file)
+        with (folder / file).open("wb") as target:
+            target.write(header_bytes({name: ("BF16", sizes[name]) for name in own}))
+            for index, name in enumerate(own):
+                turned = np.roll(bits, index * 7919 + shard)
+                target.write(np.resize(turned, int(np.prod(sizes[name]))).tobytes())
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 
-def measure(body: str, arguments: str, a: Path, b: Path, out: Path) -> dict[str, float]:
-    """One child's wall and CPU seconds and memory in MB."""
-    script = CHILD.format(body=body, arguments=arguments)
-    command = [sys.executable, "-c", script, str(a), str(b), str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    subprocess.run(["rm", "-rf", str(out)], check=True)
-    return result
+def child(command: list[str], out: Path) -> Figures:
+    """The figures of one child, less its start-up; its output is removed."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=out.parent)
+    found: Figures = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= {k: v for k, v in json.loads(line).items() if k != "out"}
+    shutil.rmtree(out)
+    return found | {"memory": found["memory"] - found["start_memory"]}
 
 
-def line(figure: str, ours: float, against: float, peer: str, unit: str, bar: float | None) -> None:
-    """One JSON line; `ratio` is ours / against, `bar` its upper limit."""
-    ratio = ours / against
-    holds = None if bar is None else ratio <= bar
-    print(
-        json.dumps(
-            {"figure": figure, "ours": round(ours, 3), "against": round(against, 3), "peer": peer}
-            | {"ratio": round(ratio, 3), "unit": unit, "bar": bar, "holds": holds}
-        )
-    )
+def ours(recipe: Path, out: Path) -> Figures:
+    """Our merge."""
+    return child([sys.executable, "-c", CHILD.format(body=OURS), str(recipe), str(out)], out)
+
+
+def floor(hashed: bool, out: Path, folders: list[Path]) -> Figures:
+    """Reading all, writing one model's bytes, with or without SHA-256."""
+    body = [sys.executable, "-c", CHILD.format(body=FLOOR), str(int(hashed)), str(out), *map(str, folders)]
+    return child(body, out)
+
+
+def theirs(recipe: Path, out: Path) -> Figures:
+    """mergekit's merge."""
+    return child([str(ORACLE), str(DRIVER), str(recipe), str(out)], out)
+
+
+def best(runs: list[Figures]) -> Figures:
+    """The smallest of each figure: what disturbs only adds."""
+    return {key: min(run[key] for run in runs) for key in runs[0]}
+
+
+def write_recipe(folder: Path, method: str, models: list[Path], base: Path | None) -> Path:
+    """The recipe in mergekit's YAML."""
+    lines = [f"merge_method: {method}", "dtype: bfloat16", "models:"]
+    density = ", density: 0.3" if method == "ties" else ""
+    lines += [f"  - {{model: {model}, parameters: {{weight: {i + 1}{density}}}}}" for i, model in enumerate(models)]
+    if base:
+        lines.append(f"base_model: {base}")
+    path = folder / f"{method}.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def main() -> None:
-    """Make the checkpoints, measure in turn, print."""
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
+    """Small models, then big ones; each figure against mergekit and against the floor."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TRAJMILL_BENCH_DIR")) as name:
         folder = Path(name)
-        a, b, out = checkpoint(folder / "a", 1), checkpoint(folder / "b", 2), folder / "out"
-        size = (a / "model.safetensors").stat().st_size / 2**20
-        results: dict[str, list[dict[str, float]]] = {"ours": [], "floor": [], "hashed": []}
-        for _ in range(ROUNDS):
-            results["floor"].append(measure(FLOOR, "0", a, b, out))
-            results["hashed"].append(measure(FLOOR, "1", a, b, out))
-            results["ours"].append(measure(OURS, "", a, b, out))
-    median = {k: {f: statistics.median(r[f] for r in v) for f in v[0]} for k, v in results.items()}
-    ours = median["ours"]
-    line("merge_linear_cpu", ours["cpu"], median["floor"]["cpu"], "read + write of the same bytes", "s", None)
-    line("merge_linear_cpu_hashed", ours["cpu"], median["hashed"]["cpu"], "read + write + SHA-256", "s", 1.5)
-    line("merge_linear_wall", ours["wall"], median["floor"]["wall"], "read + write of the same bytes", "s", None)
-    line("merge_linear_memory", ours["memory"], size, "size of one checkpoint", "MB", 0.1)
-    print(f"# {size:.0f} MB each, bench took {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+        out = folder / "out"
+        small = [checkpoint(folder / f"s{i}", SMALL, i) for i in range(5)]
+        linear, ties = (
+            write_recipe(folder, "linear", small[:3], None),
+            write_recipe(folder, "ties", small[1:], small[0]),
+        )
+        few, selected = [], []
+        for _ in range(2):
+            few.append(ours(linear, out))
+            selected.append(ours(ties, out))
+        small_linear, small_ties = best(few), best(selected)
+        if ORACLE.exists():
+            peer = best([theirs(ties, out) for _ in range(2)])
+            what = "mergekit 0.1.5, ties, SmolLM2 shapes, base and 4 models"
+            say("merge_ties_cpu", peer["cpu"], f"ours (peer / ours): {what}", small_ties["cpu"], "s", 4, at_least=True)
+            say("merge_ties_memory", small_ties["memory"], what, peer["memory"], "MB", 0.25)
+            say(
+                "merge_start_wall_peer", small_linear["start_wall"], "mergekit's imports", peer["start_wall"], "s", None
+            )
+        else:
+            skip("merge_ties", f"no mergekit at {ORACLE}; make oracle")
+        for path in small:
+            shutil.rmtree(path)
+        big = [checkpoint(folder / f"b{i}", BIG, i, shards=3) for i in range(3)]
+        linear = write_recipe(folder, "linear", big, None)
+        results: dict[str, list[Figures]] = {"ours": [], "floor": [], "hashed": [], "theirs": []}
+        for _ in range(2):
+            results["floor"].append(floor(False, out, big))
+            results["hashed"].append(floor(True, out, big))
+            results["ours"].append(ours(linear, out))
+            if ORACLE.exists():
+                results["theirs"].append(theirs(linear, out))
+        mine = best(results["ours"])
+        size = "3 x 2.2 GB bf16, 3 shards each"
+        hashed = best(results["hashed"])["cpu"]
+        say("merge_linear_cpu", mine["cpu"], f"read + write + SHA-256, {size}", hashed, "s", 1.5)
+        say("merge_linear_cpu_bare", mine["cpu"], f"read + write, {size}", best(results["floor"])["cpu"], "s", None)
+        say("merge_memory_big_small", mine["memory"], "the same on 3 x 270 MB", small_linear["memory"], "MB", 1.2)
+        if ORACLE.exists():
+            peer = best(results["theirs"])
+            say(
+                "merge_linear_wall",
+                peer["wall"],
+                f"ours (mergekit / ours), {size}",
+                mine["wall"],
+                "s",
+                3,
+                at_least=True,
+            )
+            say("merge_linear_memory", mine["memory"], f"mergekit 0.1.5, {size}", peer["memory"], "MB", 0.1)
+        else:
+            skip("merge_linear_wall", f"no mergekit at {ORACLE}; make oracle")
 
 
 if __name__ == "__main__":

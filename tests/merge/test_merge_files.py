@@ -8,7 +8,7 @@ from checkpoint_factory import save, tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.merge.plan import read_checkpoint
+from pipelines.merge.checkpoint import read_checkpoint
 from pipelines.merge.tensors import header_bytes, read_header
 from schemas.errors import MergeError
 

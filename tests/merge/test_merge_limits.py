@@ -16,17 +16,18 @@ from checkpoint_factory import save, tensors
 from pipelines.merge.run import merge
 from pipelines.merge.tensors import header_bytes
 from schemas.errors import MergeError
-from schemas.recipe import MergeRecipe
+from schemas.merge import MergeRecipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 from pathlib import Path
 from pipelines.merge.run import merge
-from schemas.recipe import MergeRecipe
+from schemas.merge import MergeRecipe
 method, a, b, out = sys.argv[1:]
 print("ready", flush=True)
-merge(MergeRecipe(method=method, models=[a, b]), Path(out))
+parameters = {"t": 0.5} if method == "slerp" else {}
+merge(MergeRecipe(method=method, models=[a, b], parameters=parameters), Path(out))
 # Not ru_maxrss: a child inherits its parent's peak there.
 status = Path("/proc/self/status").read_text().splitlines()
 print(next(line.split()[1] for line in status if line.startswith("VmHWM")), flush=True)
@@ -44,7 +45,7 @@ def checkpoint(folder: Path, megabytes: int) -> Path:
     """bf16 tensors of 4 MB each and one of half the size, written without holding them all."""
     folder.mkdir()
     tensors = [("big", megabytes // 2), *((f"t{i:03d}", 4) for i in range(megabytes // 8))]
-    shapes = {name: ("BF16", (size * 2**19,)) for name, size in tensors}
+    shapes = {name: ("BF16", (size * 2**9, 2**10)) for name, size in tensors}
     pattern = np.random.default_rng(megabytes).integers(0x3C00, 0x3F80, 2**19, dtype=np.uint16).tobytes()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(header_bytes(shapes))
@@ -88,7 +89,7 @@ def test_killed_at_any_moment_nothing_stands_under_the_name(tmp_path: Path, big:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             cleared = kills == 0
             while process.poll() is None:
-                size = size_of(tmp_path / "out.tmp" / "model.safetensors")
+                size = size_of(tmp_path / "out.tmp")
                 cleared = cleared or size < moment
                 if cleared and size >= moment:
                     break
@@ -104,9 +105,10 @@ def test_killed_at_any_moment_nothing_stands_under_the_name(tmp_path: Path, big:
     assert (out / "model.safetensors").read_bytes() == whole
 
 
-def size_of(path: Path) -> int:
+def size_of(folder: Path) -> int:
+    """Of what is being written there."""
     try:
-        return path.stat().st_size
+        return max((path.stat().st_size for path in folder.glob("*model.safetensors")), default=-1)
     except FileNotFoundError:
         return -1
 

@@ -1,115 +1,333 @@
-"""The arithmetic of merging: formulas, and rounding to stored types against torch."""
+"""Every method against the formula of its paper, written plainly in float64 on whole tensors, and by its properties."""
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from job_factory import Array, merged
 
-from pipelines.merge.dtypes import FLOATS, is_finite_in, narrow, widen
-from pipelines.merge.methods import PARALLEL, linear_weights, products, slerp_weights, weighted_sum
+from pipelines.merge.methods import METHODS
+from pipelines.merge.methods.slerp import PARALLEL, slerp_weights
+from pipelines.merge.methods.task_vectors import uniform
+from pipelines.merge.selection import largest
+from schemas.merge import Method
 
-TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    out = np.empty(len(values) * FLOATS[dtype].itemsize, dtype=np.uint8)
-    narrow(values, dtype, out, np.empty(len(values), dtype=np.uint32))
-    return out
-
-
-def by_torch(values: np.ndarray, dtype: str) -> np.ndarray:
-    return torch.from_numpy(values.copy()).to(TORCH[dtype]).view(torch.uint8).numpy()
+SHAPE = (23, 17)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_rounding_is_that_of_torch(dtype: str) -> None:
-    bits = np.random.default_rng(1).integers(0, 2**32, 200_000, dtype=np.uint32)
-    ties = (np.arange(2**16, dtype=np.uint32) << 16) | 0x8000
-    values = np.concatenate([bits, ties, ties - 1, ties + 1]).view(np.float32)
-    values = values[np.isfinite(values)]
-    values = values[np.abs(values) < FLOATS[dtype].overflow].copy()
-    assert np.array_equal(stored(values, dtype), by_torch(values, dtype))
+def tensors(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[Array, list[Array]]:
+    """A base and models near it, float32; a few values equal in magnitude."""
+    random = np.random.default_rng(seed)
+    base = random.standard_normal(shape, dtype=np.float32)
+    models = [base + np.round(random.standard_normal(shape) * 0.3, 2).astype(np.float32) for _ in range(count)]
+    return base, models
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_widening_is_exact_and_narrowing_gives_back(dtype: str) -> None:
-    every = np.arange(2**16, dtype=np.uint16)
-    raw = by_torch(torch.randn(5000).numpy(), "F32") if dtype == "F32" else every.view(np.uint8)
-    out = np.full(len(raw) // FLOATS[dtype].itemsize, np.nan, dtype=np.float32)
-    widen(raw, dtype, out)
-    expected = torch.from_numpy(raw.copy()).view(TORCH[dtype]).float().numpy()
-    assert np.array_equal(out.view(np.uint32)[np.isfinite(out)], expected.view(np.uint32)[np.isfinite(out)])
-    assert np.array_equal(np.isnan(out), np.isnan(expected))
-    finite = out[np.isfinite(out)].copy()
-    kept = np.repeat(np.isfinite(out), FLOATS[dtype].itemsize)
-    assert np.array_equal(stored(finite, dtype), raw[kept])
+def weights(*values: float) -> list[dict[str, float]]:
+    return [{"weight": value} for value in values]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "fits", "overflows"),
-    [("F16", 65519.99, 65520.0), ("BF16", 3.3961e38, 3.3962e38), ("F32", 3.4e38, math.inf)],
-)
-def test_what_rounds_to_infinity_is_found(dtype: str, fits: float, overflows: float) -> None:
-    for sign in (1, -1):
-        assert is_finite_in(np.array([0, sign * fits], dtype=np.float32), dtype)
-        assert not is_finite_in(np.array([0, sign * overflows], dtype=np.float32), dtype)
-        assert np.isfinite(torch.tensor([fits]).to(TORCH[dtype]).float().numpy()).all()
-        assert not np.isfinite(torch.tensor([overflows]).to(TORCH[dtype]).float().numpy()).any()
-    assert not is_finite_in(np.array([0, math.nan, 1], dtype=np.float32), dtype)
+def close(ours: Array, expected: Array) -> None:
+    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6)
 
 
-def test_linear_weights_are_normalised() -> None:
-    assert linear_weights(4, None) == (0.25,) * 4
-    assert linear_weights(3, [1, 1, 2]) == (0.25, 0.25, 0.5)
-    for weights in ([1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]):
-        with pytest.raises(ValueError, match="weights"):
-            linear_weights(2, weights)
+def deltas(base: Array, models: Sequence[Array]) -> list[Array]:
+    return [(m - base).astype(np.float64) for m in models]
 
 
-finite = st.floats(-1e3, 1e3, width=32)
+def top(values: Array, keep: int) -> Array:
+    """The `keep` largest magnitudes by a stable sort, 0 elsewhere."""
+    flat = values.reshape(-1)
+    out = np.zeros_like(flat)
+    chosen = np.argsort(-np.abs(flat), kind="stable")[:keep]
+    out[chosen] = flat[chosen]
+    return out.reshape(values.shape)
 
 
-@given(st.lists(st.tuples(finite, finite, finite), min_size=1, max_size=50), st.tuples(finite, finite, finite))
-def test_weighted_sum_is_the_plain_float32_one(rows: list[tuple[float, ...]], weights: tuple[float, ...]) -> None:
-    arrays = [np.array(column, dtype=np.float32) for column in zip(*rows, strict=True)]
-    out, scratch = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    weighted_sum(arrays, weights, out, scratch)
-    a, b, c = (torch.from_numpy(array) for array in arrays)
-    expected = a * weights[0] + b * weights[1] + c * weights[2]
-    assert np.array_equal(out, expected.numpy())
+def elected(parts: Sequence[Array], factors: Sequence[float], normalize: bool) -> Array:
+    weighted = [p * w for p, w in zip(parts, factors, strict=True)]
+    sign = np.where(sum(weighted) >= 0, 1, -1)
+    agrees = [np.sign(p) == sign for p in weighted]
+    total = sum(np.where(a, p, 0) for a, p in zip(agrees, weighted, strict=True))
+    divisor = sum(np.where(a, w, 0) for a, w in zip(agrees, factors, strict=True))
+    return total / np.where(divisor == 0, 1, divisor) if normalize else total
 
 
-def arc(t: float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    dot, *squares = products(a.astype(np.float32), b.astype(np.float32))
-    first, second = slerp_weights(t, dot, (squares[0], squares[1]))
-    return first * a + second * b
+def test_all_methods_are_there() -> None:
+    assert set(METHODS) == set(Method.__args__)
 
 
-@given(st.floats(0, 1), st.floats(0.1, 3.0))
-def test_slerp_turns_at_constant_speed_on_the_unit_circle(t: float, angle: float) -> None:
-    a, b = np.array([1.0, 0.0]), np.array([math.cos(angle), math.sin(angle)])
-    assert np.allclose(arc(t, a, b), [math.cos(t * angle), math.sin(t * angle)], atol=1e-6)
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_linear(normalize: int) -> None:
+    _, models = tensors(3)
+    total = 2.5 if normalize else 1
+    close(
+        merged("linear", models, each=weights(1, 2, -0.5), normalize=normalize),
+        sum(m * (w / total) for m, w in zip(models, (1, 2, -0.5), strict=True)),
+    )
 
 
-def test_slerp_is_linear_where_an_arc_is_not_defined() -> None:
-    a, zero = np.array([3.0, 4.0]), np.zeros(2)
-    for b in (a, 2 * a, -a, zero):
-        assert np.allclose(arc(0.25, a, b), 0.75 * a + 0.25 * b)
-    assert np.allclose(arc(0.25, zero, a), 0.25 * a)
-    assert np.array_equal(arc(0.5, zero, zero), zero)
+def test_weights_without_a_sum() -> None:
+    _, models = tensors(2)
+    with pytest.raises(ValueError, match="sum other than 0"):
+        merged("linear", models, each=weights(1, -1))
 
 
-def test_slerp_ends_are_the_models() -> None:
-    assert slerp_weights(0, 0.3, (1.0, 1.0)) == (1.0, 0.0)
-    assert slerp_weights(1, 0.3, (1.0, 1.0)) == (0.0, 1.0)
+def test_passthrough() -> None:
+    _, (model,) = tensors(1)
+    np.testing.assert_array_equal(merged("passthrough", [model]), model)
+    np.testing.assert_array_equal(merged("passthrough", [model], each=[{"scale": 0.5}]), model * np.float32(0.5))
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_around_the_threshold_arc_and_line_agree(sign: int) -> None:
-    just_below, just_above = sign * (PARALLEL - 1e-9), sign * (PARALLEL + 1e-9)
-    assert slerp_weights(0.3, just_above, (1.0, 1.0)) == (0.7, 0.3)
-    if sign > 0:
-        assert np.allclose(slerp_weights(0.3, just_below, (1.0, 1.0)), (0.7, 0.3), atol=1e-3)
+@given(st.floats(0, 1), st.floats(0.05, 3.0))
+def test_slerp_of_unit_vectors_stays_on_the_arc(t: float, angle: float) -> None:
+    a, b = np.array([1.0, 0]), np.array([np.cos(angle), np.sin(angle)])
+    first, second = slerp_weights(t, float(a @ b), (1.0, 1.0))
+    if abs(np.cos(angle)) <= PARALLEL:
+        np.testing.assert_allclose(first * a + second * b, [np.cos(t * angle), np.sin(t * angle)], atol=1e-9)
+
+
+def arc(t: float, a: Array, b: Array) -> Array:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    angle = np.arccos((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
+    return (np.sin((1 - t) * angle) * a + np.sin(t * angle) * b) / np.sin(angle)
+
+
+def test_slerp_starts_at_the_base() -> None:
+    base, (model, other) = tensors(2)
+    close(merged("slerp", [model], base, t=0.3), arc(0.3, base, model))
+    close(merged("slerp", [model, other], t=0.3), arc(0.3, model, other))
+
+
+def test_nuslerp() -> None:
+    base, (a, b) = tensors(2)
+    close(merged("nuslerp", [a, b], each=weights(3, 1)), arc(0.25, a, b))
+    x, y = deltas(base, (a, b))
+    close(merged("nuslerp", [a, b], base, each=weights(3, 1)), base + arc(0.25, x, y))
+    rows = np.stack([arc(0.25, p, q) for p, q in zip(a, b, strict=True)])
+    close(merged("nuslerp", [a, b], each=weights(3, 1), nuslerp_flatten=0), rows)
+    columns = np.stack([arc(0.25, p, q) for p, q in zip(a.T, b.T, strict=True)]).T
+    close(merged("nuslerp", [a, b], each=weights(3, 1), nuslerp_flatten=0, nuslerp_row_wise=1), columns)
+
+
+def test_multislerp() -> None:
+    base, models = tensors(3)
+    vectors, share = [d.ravel() for d in deltas(base, models)], np.array([1, 2, 1]) / 4
+    norms = np.array([np.linalg.norm(v) for v in vectors])
+    units = np.stack(vectors) / norms[:, None]
+    mean = share @ units
+    mean /= np.linalg.norm(mean)
+    tangent = share @ (units - (units @ mean)[:, None] * mean)
+    size = np.linalg.norm(tangent)
+    result = (mean * np.cos(size) + tangent * np.sin(size) / size) * (norms @ share)
+    close(merged("multislerp", models, base, each=weights(1, 2, 1)), base + result.reshape(SHAPE))
+
+
+def test_multislerp_of_opposites() -> None:
+    _, (a,) = tensors(1)
+    close(merged("multislerp", [a, -a], each=weights(1, 1)), a * 0)
+    third = a[::-1].copy()
+    with pytest.raises(ValueError, match="direction"):
+        merged("multislerp", [a, -a, third * 0], each=weights(1, 1, 0))
+
+
+def test_karcher_is_where_the_tangents_cancel() -> None:
+    _, models = tensors(3)
+    models = [m * s for m, s in zip(models, np.float32([1, 2, 0.5]), strict=True)]
+    result = merged("karcher", models, max_iter=100, tol=1e-9).astype(np.float64).ravel()
+    norms = [np.linalg.norm(m) for m in models]
+    assert np.linalg.norm(result) == pytest.approx(np.mean(norms), rel=1e-5)
+    mean, tangent = result / np.linalg.norm(result), np.zeros(result.size)
+    for model, norm in zip(models, norms, strict=True):
+        unit = model.ravel() / norm
+        angle = np.arccos(unit @ mean)
+        tangent += angle / np.sin(angle) * (unit - (unit @ mean) * mean)
+    assert np.linalg.norm(tangent) < 1e-5
+
+
+def stock(base: Array, models: Sequence[Array]) -> Array:
+    vectors = [d.ravel() for d in deltas(base, models)]
+    k = len(vectors)
+    cosines = [
+        vectors[i] @ vectors[j] / np.linalg.norm(vectors[i]) / np.linalg.norm(vectors[j])
+        for i in range(k)
+        for j in range(i)
+    ]
+    c = np.mean(cosines)
+    t = k * c / (1 + (k - 1) * c)
+    return t * np.mean(models, axis=0) + (1 - t) * base
+
+
+def test_model_stock() -> None:
+    base, models = tensors(3)
+    models = [m + np.float32(0.2) for m in models]  # so that they agree on something
+    close(merged("model_stock", models, base), stock(base, models))
+    rows = [stock(base[i], [m[i] for m in models]) for i in range(SHAPE[0])]
+    close(merged("model_stock", models, base, filter_wise=1), np.stack(rows))
+
+
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_task_arithmetic(normalize: int) -> None:
+    base, models = tensors(3)
+    parts, factors = deltas(base, models), (1, 0.5, -0.25)
+    total = sum(factors) if normalize else 1
+    expected = base + 0.7 * sum(p * w for p, w in zip(parts, factors, strict=True)) / total
+    close(
+        merged("task_arithmetic", models, base, each=weights(*factors), normalize=normalize, **{"lambda": 0.7}),
+        expected,
+    )
+
+
+@pytest.mark.parametrize("normalize", [0, 1])
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.2, 0.7, 1.0])
+def test_ties(density: float, normalize: int) -> None:
+    base, models = tensors(3)
+    factors = (1, 0.5, 0.25)
+    keep = 0 if density == 0 else max(1, int(density * base.size))
+    parts = [top(d, keep) for d in deltas(base, models)]
+    each = [{"weight": w, "density": density} for w in factors]
+    ours = merged("ties", models, base, each=each, normalize=normalize, **{"lambda": 1.5})
+    close(ours, base + 1.5 * elected(parts, factors, bool(normalize)))
+
+
+def test_breadcrumbs() -> None:
+    base, models = tensors(2)
+    parts = [
+        top(d, int(0.4 * base.size) + int(0.1 * base.size)) - top(d, int(0.1 * base.size)) for d in deltas(base, models)
+    ]
+    each = [{"weight": 0.5, "density": 0.4, "gamma": 0.1}] * 2
+    close(merged("breadcrumbs", models, base, each=each), base + 0.5 * sum(parts))
+
+
+def test_sce() -> None:
+    base, models = tensors(3)
+    parts = deltas(base, models)
+    spread = np.var(np.stack([p.astype(np.float32) for p in parts]), axis=0)
+    chosen = top(spread, int(np.count_nonzero(spread) * 0.3)) > 0
+    parts = [np.where(chosen, p, 0) for p in parts]
+    squares = np.array([np.square(p).mean() for p in parts])
+    factors = squares / squares.sum()
+    sign = np.where(sum(parts) >= 0, 1, -1)
+    agrees = [np.sign(p) == sign for p in parts]
+    total = sum(np.where(a, p * w, 0) for a, p, w in zip(agrees, parts, factors, strict=True))
+    divisor = sum(np.where(a, w, 0) for a, w in zip(agrees, factors, strict=True))
+    expected = base + total / np.where(divisor == 0, 1, divisor)
+    ours = merged("sce", models, base, select_topk=0.3)
+    # Two variances that round to neighbours may change places at the threshold.
+    assert np.isclose(ours, expected, rtol=2e-5, atol=2e-6).mean() > 0.99
+    close(merged("sce", models, base, select_topk=0), base)
+
+
+def test_ram() -> None:
+    base, _ = tensors(0)
+    models = [base.copy(), base.copy()]
+    models[0][0, 0] += 1  # only one changed it: whole
+    models[0][0, 1] += 1  # both did: the mean
+    models[1][0, 1] += 3
+    expected = base.copy()
+    expected[0, 0] += 1
+    expected[0, 1] += 2
+    close(merged("ram", models, base), expected)
+
+
+@pytest.mark.parametrize("method", ["dare_linear", "dare_ties", "della"])
+def test_random_methods_keep_their_share_and_their_mean(method: str) -> None:
+    base = np.zeros((300, 101), dtype=np.float32)
+    model = np.random.default_rng(1).standard_normal(base.shape).astype(np.float32)
+    each = [{"weight": 1.0, "density": 0.4}]
+    result = merged(method, [model], base, each=each, rows=7)
+    kept = result != 0
+    assert kept.mean() == pytest.approx(0.4, abs=4 * np.sqrt(0.24 / base.size))
+    assert (result[kept] / model[kept]).min() > 1
+    assert np.abs(result).mean() == pytest.approx(np.abs(model).mean(), rel=0.03)
+    np.testing.assert_array_equal(result, merged(method, [model], base, each=each, rows=7))
+    for other in ({"seed": 1}, {"name": "v"}):
+        assert (merged(method, [model], base, each=each, rows=7, **other) != 0).mean() != kept.mean()
+    plain = merged(method, [model], base, each=each, rows=7, rescale=0)
+    np.testing.assert_allclose(plain[kept], model[kept])
+
+
+def test_della_prefers_large_ones() -> None:
+    base = np.zeros((400, 100), dtype=np.float32)
+    model = np.tile(np.arange(1, 101, dtype=np.float32), (400, 1))
+    each = [{"weight": 1.0, "density": 0.5, "epsilon": 0.3}]
+    kept = (merged("della", [model], base, each=each) != 0).mean(axis=0)
+    assert kept[:10].mean() == pytest.approx(0.2 + 0.6 * 4.5 / 99, abs=0.03)
+    assert kept[-10:].mean() == pytest.approx(0.8 - 0.6 * 4.5 / 99, abs=0.03)
+    with pytest.raises(ValueError, match="epsilon"):
+        merged("della", [model], base, each=[{"weight": 1.0, "density": 0.9, "epsilon": 0.3}])
+
+
+def test_draws_depend_on_their_key_alone() -> None:
+    first = uniform(0, "w", 1, 128, 1000)
+    np.testing.assert_array_equal(first, uniform(0, "w", 1, 128, 1000))
+    others = [uniform(1, "w", 1, 128, 1000), uniform(0, "v", 1, 128, 1000), uniform(0, "w", 0, 128, 1000)]
+    assert all(np.abs(np.corrcoef(first, other)[0, 1]) < 0.15 for other in [*others, uniform(0, "w", 1, 256, 1000)])
+
+
+DETERMINISTIC = sorted(set(METHODS) - {"dare_linear", "dare_ties", "della", "passthrough"})
+NEEDS_BASE = [m for m in DETERMINISTIC if METHODS[m].base == "required"]
+
+
+def arguments(method: str, models: Sequence[Array], base: Array) -> dict:
+    spec = METHODS[method]
+    own = {"weight": 1.0, "density": 0.6, "gamma": 0.1}
+    each = [{k: v for k, v in own.items() if k in spec.model_parameters}] * len(models)
+    return {"each": each, "base": base if spec.base == "required" else None} | ({"t": 0.4} if method == "slerp" else {})
+
+
+@pytest.mark.parametrize("method", DETERMINISTIC)
+@pytest.mark.parametrize("shape", [SHAPE, (5,), (2, 3, 4), ()])
+def test_chunks_do_not_show(method: str, shape: tuple[int, ...]) -> None:
+    base, models = tensors(2, shape=shape)
+    given_ = arguments(method, models, base)
+    results = [merged(method, models, rows=rows, **given_) for rows in (1, 2, 5, 1000)]
+    assert results[0].shape == shape
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("method", DETERMINISTIC)
+def test_equal_models_stay_as_they_are(method: str) -> None:
+    base, (model,) = tensors(1)
+    given_ = arguments(method, [model, model], base)
+    for parameters in given_["each"]:
+        if "density" in parameters:
+            parameters["density"] = 1.0
+    factor = 2 if method in ("task_arithmetic", "breadcrumbs") else 1  # they add
+    close(merged(method, [model, model], **given_), base + factor * (model - base) if factor == 2 else model)
+
+
+@pytest.mark.parametrize("method", NEEDS_BASE)
+def test_models_that_learned_nothing_give_the_base(method: str) -> None:
+    base, _ = tensors(0)
+    np.testing.assert_array_equal(
+        merged(method, [base.copy(), base.copy()], **arguments(method, [base, base], base)), base
+    )
+
+
+@pytest.mark.parametrize("method", ["karcher", "multislerp", "model_stock", "nuslerp", "slerp", "sce"])
+def test_a_norm_that_is_not_finite_is_said(method: str) -> None:
+    base, models = tensors(2)
+    models[1][3, 3] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        merged(method, models, **arguments(method, models, base))
+
+
+NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 2.5]), st.floats(width=32, allow_nan=False))
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, st.integers(1, 60), elements=NUMBERS), st.floats(0, 1), st.integers(1, 7))
+def test_largest_is_a_stable_sort(values: Array, share: float, step: int) -> None:
+    keep = int(share * values.size)
+
+    def chunks() -> list[list[Array]]:
+        return [[values[i : i + step].copy()] for i in range(0, values.size, step)]
+
+    keeper = largest(lambda: iter(chunks()), [keep])[0].keeper()
+    ours = np.concatenate([(keeper(part[0]), part[0])[1] for part in chunks()])
+    np.testing.assert_array_equal(ours, top(values, keep))

@@ -1,0 +1,1 @@
+"""C sources of `pipelines.merge.native`."""

@@ -1,0 +1,107 @@
+"""Tensors as vectors: their Gram matrix, task vectors and weighted sums. Called by the methods beside it.
+
+The sums are taken in float64 over blocks at fixed places of the tensor, so that their bits depend neither on the chunk
+size nor on threads. (BLAS splits its sums by the number of threads.)
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.merge import selection
+from pipelines.merge.methods.base import Chunk, Combine, Floats, Job
+
+Doubles = npt.NDArray[np.float64]
+
+BLOCK = 1 << 14
+"""Values of each vector that are multiplied at once: a few stay in a core's cache as float64."""
+
+
+def task_vectors(chunk: Chunk) -> tuple[Floats, ...]:
+    """The models minus the base, float32, in the models' own buffers; the models themselves when there is no base."""
+    if chunk.base is not None:
+        for model in chunk.models:
+            np.subtract(model, chunk.base, out=model)
+    return chunk.models
+
+
+def gram(parts: Iterable[Sequence[Floats]], vectors: int) -> Doubles:
+    """Dot products [vectors, vectors] of vectors that come in parts, each part a list of [n].
+
+    ValueError when one is not finite.
+    """
+    sums = np.zeros((vectors, vectors))
+    block = np.empty((vectors, BLOCK))
+    scratch = np.empty(BLOCK)
+    filled = 0
+
+    def add() -> None:
+        for i in range(vectors):
+            for j in range(i, vectors):
+                np.multiply(block[i, :filled], block[j, :filled], out=scratch[:filled])
+                sums[i, j] += scratch[:filled].sum()
+
+    for part in parts:
+        at, size = 0, part[0].size
+        while at < size:
+            taken = min(BLOCK - filled, size - at)
+            for i, values in enumerate(part):
+                block[i, filled : filled + taken] = values[at : at + taken]
+            at, filled = at + taken, filled + taken
+            if filled == BLOCK:
+                add()
+                filled = 0
+    add()
+    if not np.isfinite(sums).all():
+        raise ValueError("a norm is not finite: the tensor has values that are NaN or infinite")
+    upper = np.triu(sums, 1)
+    return np.asarray(np.diag(np.diag(sums)) + upper + upper.T)
+
+
+def gram_of(job: Job) -> Doubles:
+    """Dot products [models, models] of the task vectors, or of the models when there is no base."""
+    return gram((task_vectors(chunk) for chunk in job.chunks()), len(job.models))
+
+
+def norms_of(products: Doubles) -> list[float]:
+    """The vectors' lengths, from their Gram matrix."""
+    return [math.sqrt(square) for square in np.diag(products).tolist()]
+
+
+def sum_with(weights: Sequence[float]) -> Combine:
+    """base + sum(weights[i] * (model[i] - base)), or sum(weights[i] * model[i]) without a base; float32."""
+
+    def combine(chunk: Chunk, out: Floats) -> None:
+        selection.weighted_sum_f32(task_vectors(chunk), weights, out)
+        if chunk.base is not None:
+            np.add(chunk.base, out, out=out)
+
+    return combine
+
+
+def given_weights(job: Job) -> list[float]:
+    """Every model's `weight`. ValueError when one is not finite."""
+    weights = [model["weight"] for model in job.models]
+    if not all(map(math.isfinite, weights)):
+        raise ValueError(f"weights {weights} are not all finite")
+    return weights
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """The weights divided by their sum. ValueError when that is 0."""
+    total = math.fsum(weights)
+    if total == 0:
+        raise ValueError(f"weights {list(weights)} have no sum other than 0")
+    return [weight / total for weight in weights]
+
+
+def in_order(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks; ValueError when they do not follow on each other."""
+    after = 0
+    for chunk in chunks:
+        if chunk.start != after:
+            raise ValueError(f"chunk at {chunk.start}, expected {after}: the chunks have to come in order")
+        after += chunk.models[0].size
+        yield chunk
