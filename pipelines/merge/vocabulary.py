@@ -63,10 +63,14 @@ def reconcile(recipe: MergeRecipe, folders: Sequence[Path], sizes: Sequence[int]
     padding[list(tokens.values())] = False
     padding[sizes[0] :] = False
     own[padding] = np.flatnonzero(padding)
-    homeless = np.flatnonzero(np.max(list(rows.values()), axis=0) < 0)
-    if len(homeless):
-        name = next((token for token, i in tokens.items() if i == homeless[0]), None)
-        raise MergeError(f"{first.file}: token {name!r} ({homeless[0]}) has no row in the embedding of any model")
+    homeless = np.max(list(rows.values()), axis=0) < 0
+    for token, i in sorted(tokens.items(), key=lambda item: item[1]):
+        if homeless[i]:
+            raise MergeError(f"{first.file}: token {token!r} ({i}) has no row in the embedding of any model")
+    if homeless.any():
+        raise MergeError(
+            f"{first.file}: id {homeless.argmax()} is below the largest, but no token has it and no embedding a row"
+        )
     return Vocabulary(size, rows, data, tokens)
 
 

@@ -25,7 +25,7 @@ def one_of_each_kind(family, first):
     return list(found.values())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_every_kind_is_admitted(sandboxes, family):
     async def run():
         tasks = one_of_each_kind(family, 100)
@@ -36,7 +36,7 @@ def test_every_kind_is_admitted(sandboxes, family):
     assert [result for result in asyncio.run(run()) if result[2]] == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_reference_actions_show_the_same_text_twice(sandboxes, family):
     async def play(task):
         async with sandboxes() as pool:

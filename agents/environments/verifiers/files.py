@@ -4,7 +4,7 @@
 """
 
 # As few imports as possible: this starts for every verification.
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH112, PTH114, PTH118, PTH120, PTH123
 import csv
 import hashlib
 import io
@@ -91,6 +91,11 @@ def check_absent(spec: Spec) -> bool:
     return not any(os.path.lexists(path) for path in spec["paths"])
 
 
+def check_folders(spec: Spec) -> bool:
+    """Every path is a folder, not a link to one."""
+    return all(os.path.isdir(path) and not os.path.islink(path) for path in spec["paths"])
+
+
 def check_contents(spec: Spec) -> bool:
     """Every content is still in some file, as often as it must be."""
     have = [workfiles.digest(path) for path in workfiles.listing()]
@@ -119,6 +124,7 @@ CHECKS: dict[str, Callable[[Spec], bool]] = {
     "lines": check_lines,
     "present": check_present,
     "absent": check_absent,
+    "folders": check_folders,
     "contents": check_contents,
     "database": check_database,
 }
