@@ -44,7 +44,18 @@ def _parameter(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 Parameter = Annotated[bool | float | list[float] | list[Filtered], WrapValidator(_parameter)]
 """A number; a gradient: anchors spread evenly over the layers, linear between them; or values by tensor name, of which
 the first that fits counts."""
-Parameters = dict[str, Parameter]
+
+
+def _given(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else value
+
+
+Parameters = Annotated[dict[str, Parameter], BeforeValidator(_given)]
+"""By name; null is none."""
 
 
 def _named(value: Any) -> Any:
@@ -91,9 +102,9 @@ class MergeRecipe(Settings):
     """Merge method."""
     base_model: str | None = None
     """Folder of the checkpoint that the others were trained from; the methods on task vectors need it."""
-    models: list[Annotated[Source, BeforeValidator(_named)]] = []
+    models: Annotated[list[Annotated[Source, BeforeValidator(_named)]], BeforeValidator(_listed)] = []
     """What is merged: folders, or folders with parameters. The base may stand among them or not: it is no task."""
-    slices: list[Slice] = []
+    slices: Annotated[list[Slice], BeforeValidator(_listed)] = []
     """Instead of models: the result's layers from bottom to top."""
     parameters: Parameters = {}
     """Of the method, and defaults of the models' own."""
