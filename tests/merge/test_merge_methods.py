@@ -221,6 +221,34 @@ def test_sce() -> None:
     close(merged("sce", models, base, select_topk=0), base)
 
 
+ABSOLUTE = ("karcher", "multislerp", "ram")  # tol, eps and epsilon are sizes
+
+
+@pytest.mark.parametrize("size", [2.0**-30, 2.0**20])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(m, {}) for m in sorted(set(METHODS) - {*ABSOLUTE, "passthrough"})]
+    + [("model_stock", {"filter_wise": 1}), ("sce", {"select_topk": 0.4}), ("nuslerp", {"nuslerp_flatten": 0})],
+)
+def test_no_size_is_too_small_or_large(method: str, options: dict[str, float], size: float) -> None:
+    """Powers of two are exact: the merge of checkpoints that much smaller is that much smaller."""
+    base, models = tensors(3 if METHODS[method].models[1] is None else 2)
+    scale = np.float32(size)
+    given_ = arguments(method, models, base) | options
+    small = given_ | {"base": None if given_["base"] is None else given_["base"] * scale}
+    ours = merged(method, [m * scale for m in models], **small)
+    np.testing.assert_array_equal(ours, merged(method, models, **given_) * scale)
+
+
+def test_model_stock_of_a_model_that_learned_nothing() -> None:
+    """Its angle to the others is 90 degrees."""
+    base, models = tensors(2)
+    models[1] = models[0].copy()
+    cosine = 1 / 3
+    t = 3 * cosine / (1 + 2 * cosine)
+    close(merged("model_stock", [*models, base.copy()], base), t * np.mean([*models, base], axis=0) + (1 - t) * base)
+
+
 def test_ram() -> None:
     base, _ = tensors(0)
     models = [base.copy(), base.copy()]

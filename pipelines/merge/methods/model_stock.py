@@ -9,18 +9,24 @@ import numpy as np
 from pipelines.merge.methods.base import Chunk, Combine, Floats, Job, MethodSpec
 from pipelines.merge.methods.vectors import gram_of, sum_with, task_vectors
 
-_SMALLEST = 1e-6
+_SINGULAR = 1e-6
+"""Below this 1 + (k - 1) c divides by nothing: mergekit's bound."""
 
 
 def _ratio(products: np.ndarray) -> np.ndarray:
-    """t from inner products [..., k, k]; 0 where opposing models leave no estimate."""
+    """t from inner products [..., k, k]; 0 where opposing models leave no estimate.
+
+    A task vector of zeros has no direction: its cosine with any other is 0, an angle of 90 degrees. Small ones have one:
+    mergekit's bound on the norms, 1e-6, would take every pair below it for less alike than it is.
+    """
     count = products.shape[-1]
     norms = np.sqrt(np.diagonal(products, axis1=-2, axis2=-1))
     first, second = np.triu_indices(count, 1)
-    cosines = products[..., first, second] / np.maximum(norms[..., first] * norms[..., second], _SMALLEST)
+    lengths = norms[..., first] * norms[..., second]
+    cosines = products[..., first, second] / np.where(lengths == 0, 1, lengths)
     cosine = np.clip(cosines, -1, 1).mean(axis=-1)
     below = 1 + (count - 1) * cosine
-    singular = np.abs(below) < _SMALLEST
+    singular = np.abs(below) < _SINGULAR
     return np.where(singular, 0.0, count * cosine / np.where(singular, 1.0, below))
 
 

@@ -13,7 +13,6 @@ from pipelines.merge.methods.base import Chunk, Combine, Floats, Job, MethodSpec
 from pipelines.merge.methods.vectors import gram, task_vectors
 from pipelines.merge.selection import NOTHING, Cut, largest, ties_sum
 
-_SMALLEST = 1e-6
 Select = Callable[[Chunk], tuple[Floats, ...]]
 """The task vectors of a chunk, zero where they are not selected; the chunks of a pass come in order."""
 
@@ -62,8 +61,9 @@ def prepare(job: Job) -> Combine:
     cut = _cut(job)
     first, count = _selection(cut), len(job.models)
     squares = np.diag(gram((first(chunk) for chunk in job.chunks()), count))
-    total = squares.sum() / max(1, int(np.prod(job.shape)))
-    weights = (np.full(count, 1 / count) if total < _SMALLEST else squares / squares.sum()).tolist()
+    total = squares.sum()
+    # Only where nothing changed: mergekit's bound, a mean of 1e-6, makes small changes count alike.
+    weights = (squares / total if total else np.full(count, 1 / count)).tolist()
     select = _selection(cut)
 
     def combine(chunk: Chunk, out: Floats) -> None:
