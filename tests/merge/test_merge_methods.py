@@ -113,6 +113,19 @@ def test_nuslerp() -> None:
     close(merged("nuslerp", [a, b], each=weights(3, 1), nuslerp_flatten=0, nuslerp_row_wise=1), columns)
 
 
+@pytest.mark.parametrize("flatten", [0, 1])
+@pytest.mark.parametrize("row_wise", [0, 1])
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("factor", [-1.0, -0.7, 1.0, 3.0, -1 - 1e-7])
+def test_nuslerp_of_parallel_or_opposite_tensors(flatten: int, row_wise: int, with_base: bool, factor: float) -> None:
+    """There is no arc, or any: the line."""
+    base, (a,) = tensors(1)
+    base = base * 0 if with_base else None
+    b = (a * np.float32(factor)).astype(np.float32)
+    options = {"nuslerp_flatten": flatten, "nuslerp_row_wise": row_wise}
+    close(merged("nuslerp", [a, b], base, each=weights(3, 1), **options), 0.75 * a + 0.25 * b)
+
+
 def test_multislerp() -> None:
     base, models = tensors(3)
     vectors, share = [d.ravel() for d in deltas(base, models)], np.array([1, 2, 1]) / 4
@@ -307,13 +320,33 @@ def arguments(method: str, models: Sequence[Array], base: Array) -> dict:
     return {"each": each, "base": base if spec.base == "required" else None} | ({"t": 0.4} if method == "slerp" else {})
 
 
-@pytest.mark.parametrize("method", DETERMINISTIC)
-@pytest.mark.parametrize("shape", [SHAPE, (5,), (2, 3, 4), ()])
-def test_chunks_do_not_show(method: str, shape: tuple[int, ...]) -> None:
+OPTIONS: list[tuple[str, dict[str, float]]] = [
+    ("model_stock", {"filter_wise": 1}),
+    ("nuslerp", {"nuslerp_flatten": 0}),
+    ("nuslerp", {"nuslerp_flatten": 0, "nuslerp_row_wise": 1}),
+    ("sce", {"select_topk": 0.4}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), [(m, {}) for m in DETERMINISTIC] + OPTIONS)
+@pytest.mark.parametrize("shape", [SHAPE, (700, 30), (7, 3000), (1, 9), (9, 1), (5,), (2, 3, 4), ()])
+def test_chunks_do_not_show(method: str, options: dict[str, float], shape: tuple[int, ...]) -> None:
+    if "nuslerp_row_wise" in options and len(shape) > 2:
+        pytest.skip("refused")
     base, models = tensors(2, shape=shape)
-    given_ = arguments(method, models, base)
+    given_ = arguments(method, models, base) | options
     results = [merged(method, models, rows=rows, **given_) for rows in (1, 2, 5, 1000)]
     assert results[0].shape == shape
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"nuslerp_flatten": 0}, {"nuslerp_flatten": 0, "nuslerp_row_wise": 1}])
+def test_chunks_do_not_show_where_an_arc_magnifies_them(options: dict[str, float]) -> None:
+    """Nearly opposite: the last bit of a sum is a thousandth of a weight."""
+    _, (a, noise) = tensors(2, shape=(700, 30))
+    b = -a + noise * np.float32(1e-5)
+    results = [merged("nuslerp", [a, b], each=weights(3, 1), rows=rows, **options) for rows in (1, 3, 100, 1000)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 

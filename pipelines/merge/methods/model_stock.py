@@ -16,8 +16,8 @@ _SINGULAR = 1e-6
 def _ratio(products: np.ndarray) -> np.ndarray:
     """t from inner products [..., k, k]; 0 where opposing models leave no estimate.
 
-    A task vector of zeros has no direction: its cosine with any other is 0, an angle of 90 degrees. Small ones have one:
-    mergekit's bound on the norms, 1e-6, would take every pair below it for less alike than it is.
+    A task vector of zeros has no direction: its cosine with any other is 0, an angle of 90 degrees. Small ones have
+    one: mergekit's bound on the norms, 1e-6, takes every pair below it for less alike than it is.
     """
     count = products.shape[-1]
     norms = np.sqrt(np.diagonal(products, axis1=-2, axis2=-1))

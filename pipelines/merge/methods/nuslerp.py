@@ -5,17 +5,18 @@ dimension, or of the first with `nuslerp_row_wise`. Names and meaning are mergek
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.merge.methods.base import Chunk, Combine, Floats, Job, MethodSpec
 from pipelines.merge.methods.slerp import slerp_weights
-from pipelines.merge.methods.vectors import gram_of, sum_with, task_vectors
+from pipelines.merge.methods.vectors import BLOCK, blocks, gram_of, sum_with, task_vectors
 
-_PARALLEL = math.sqrt(1 - 1e-16)
-"""Float32 angles below 1e-8 are none."""
+_PARALLEL = math.sqrt(1 - 1e-12)
+"""Above this |cosine|, where sin(a) is below 1e-6, the line: opposite tensors have no arc, and near there float32
+rounding, magnified by 1 / sin(a), would be all that comes out."""
 Doubles = npt.NDArray[np.float64]
 
 
@@ -30,16 +31,17 @@ def prepare(job: Job) -> Combine:
         if len(job.shape) != 2:
             raise ValueError(f"nuslerp_row_wise takes matrices, not shape {list(job.shape)}")
         columns = np.zeros((3, job.row))
-        for chunk in job.chunks():
-            columns += np.stack([(x * y).sum(0) for x, y in _pairs(task_vectors(chunk), job.row)])
+        whole_rows = max(1, BLOCK // max(1, job.row)) * job.row
+        for block in blocks((task_vectors(chunk) for chunk in job.chunks()), 2, whole_rows):
+            columns += np.stack([(x * y).sum(0) for x, y in _pairs(block, job.row)])
         return _by_weights(job, lambda _: _weights(t, columns)[:, None, :])
     return _by_weights(
         job, lambda vectors: _weights(t, np.stack([(x * y).sum(1) for x, y in _pairs(vectors, job.row)]))[:, :, None]
     )
 
 
-def _pairs(vectors: tuple[Floats, ...], row: int) -> list[tuple[Doubles, Doubles]]:
-    a, b = (v.reshape(-1, row).astype(np.float64) for v in vectors)
+def _pairs(vectors: Iterable[npt.NDArray[np.floating]], row: int) -> list[tuple[Doubles, Doubles]]:
+    a, b = (v.reshape(-1, row).astype(np.float64, copy=False) for v in vectors)
     return [(a, b), (a, a), (b, b)]
 
 

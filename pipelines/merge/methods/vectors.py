@@ -27,33 +27,40 @@ def task_vectors(chunk: Chunk) -> tuple[Floats, ...]:
     return chunk.models
 
 
+def blocks(parts: Iterable[Sequence[Floats]], vectors: int, size: int) -> Iterator[Doubles]:
+    """Vectors that come in parts, each part a list of [n], in pieces [vectors, size] (the last one may be shorter).
+
+    One buffer: a piece is valid until the next one.
+    """
+    block = np.empty((vectors, size))
+    filled = 0
+    for part in parts:
+        at, length = 0, part[0].size
+        while at < length:
+            taken = min(size - filled, length - at)
+            for i, values in enumerate(part):
+                block[i, filled : filled + taken] = values[at : at + taken]
+            at, filled = at + taken, filled + taken
+            if filled == size:
+                yield block
+                filled = 0
+    if filled:
+        yield block[:, :filled]
+
+
 def gram(parts: Iterable[Sequence[Floats]], vectors: int) -> Doubles:
     """Dot products [vectors, vectors] of vectors that come in parts, each part a list of [n].
 
     ValueError when one is not finite.
     """
     sums = np.zeros((vectors, vectors))
-    block = np.empty((vectors, BLOCK))
     scratch = np.empty(BLOCK)
-    filled = 0
-
-    def add() -> None:
+    for block in blocks(parts, vectors, BLOCK):
+        product = scratch[: block.shape[1]]
         for i in range(vectors):
             for j in range(i, vectors):
-                np.multiply(block[i, :filled], block[j, :filled], out=scratch[:filled])
-                sums[i, j] += scratch[:filled].sum()
-
-    for part in parts:
-        at, size = 0, part[0].size
-        while at < size:
-            taken = min(BLOCK - filled, size - at)
-            for i, values in enumerate(part):
-                block[i, filled : filled + taken] = values[at : at + taken]
-            at, filled = at + taken, filled + taken
-            if filled == BLOCK:
-                add()
-                filled = 0
-    add()
+                np.multiply(block[i], block[j], out=product)
+                sums[i, j] += product.sum()
     if not np.isfinite(sums).all():
         raise ValueError("a norm is not finite: the tensor has values that are NaN or infinite")
     upper = np.triu(sums, 1)
@@ -63,11 +70,6 @@ def gram(parts: Iterable[Sequence[Floats]], vectors: int) -> Doubles:
 def gram_of(job: Job) -> Doubles:
     """Dot products [models, models] of the task vectors, or of the models when there is no base."""
     return gram((task_vectors(chunk) for chunk in job.chunks()), len(job.models))
-
-
-def norms_of(products: Doubles) -> list[float]:
-    """The vectors' lengths, from their Gram matrix."""
-    return [math.sqrt(square) for square in np.diag(products).tolist()]
 
 
 def sum_with(weights: Sequence[float]) -> Combine:
@@ -95,13 +97,3 @@ def shares(weights: Sequence[float]) -> list[float]:
     if total == 0:
         raise ValueError(f"weights {list(weights)} have no sum other than 0")
     return [weight / total for weight in weights]
-
-
-def in_order(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks; ValueError when they do not follow on each other."""
-    after = 0
-    for chunk in chunks:
-        if chunk.start != after:
-            raise ValueError(f"chunk at {chunk.start}, expected {after}: the chunks have to come in order")
-        after += chunk.models[0].size
-        yield chunk
