@@ -1,4 +1,4 @@
-"""The float types of checkpoints, to float32 and back, without torch. Called by `pipelines.merge.chunks`.
+"""The float types of checkpoints, to float32 and back, without torch. Called by `pipelines.merge.chunks` and `.plan`.
 
 numpy has no bfloat16: it is the upper half of a float32, kept as uint16.
 """

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.merge import native
-from pipelines.merge.methods.base import Floats
+from pipelines.merge.dtypes import Floats
 
 Pass = Callable[[], Iterator[Sequence[Floats]]]
 """Starts reading several arrays side by side, chunk by chunk."""
