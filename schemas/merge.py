@@ -101,7 +101,10 @@ class MergeRecipe(Settings):
     method: Method = Field(validation_alias=AliasChoices("method", "merge_method"))
     """Merge method."""
     base_model: str | None = None
-    """Folder of the checkpoint that the others were trained from; the methods on task vectors need it."""
+    """Folder of the checkpoint that the others were trained from; the methods on task vectors need it.
+
+    linear, karcher and passthrough take it as one of the models, as mergekit does; in slices it then only gives
+    configuration and tokenizer."""
     models: Annotated[list[Annotated[Source, BeforeValidator(_named)]], BeforeValidator(_listed)] = []
     """What is merged: folders, or folders with parameters. The base may stand among them or not: it is no task."""
     slices: Annotated[list[Slice], BeforeValidator(_listed)] = []

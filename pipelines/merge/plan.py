@@ -94,8 +94,9 @@ class _Need:
 def plan(recipe: MergeRecipe) -> Plan:
     """Read all headers and check that the checkpoints fit. Raises MergeError with every misfit found."""
     spec = METHODS[recipe.method]
-    base = folder_of(recipe.base_model) if recipe.base_model is not None else None
-    folders = dict.fromkeys([*([base] if base else []), *(folder_of(s.model) for s in _sources(recipe))])
+    given = folder_of(recipe.base_model) if recipe.base_model is not None else None
+    folders = dict.fromkeys([*([given] if given else []), *(folder_of(s.model) for s in _sources(recipe))])
+    base = None if spec.base == "a model" else given
     read = {folder: read_checkpoint(folder) for folder in folders}
     checkpoints = tuple(read.values())
     problems = [*_recipe_problems(recipe, spec, base), *_mismatches(recipe, checkpoints)]
@@ -133,17 +134,27 @@ def folder_of(model: str) -> Path:
 
 
 def _sources(recipe: MergeRecipe) -> list[Source]:
-    return [*recipe.models, *(source for part in recipe.slices for source in part.sources)]
+    return [*_models(recipe), *(source for part in recipe.slices for source in part.sources)]
+
+
+def _models(recipe: MergeRecipe) -> list[Source]:
+    """The models, and after them the base where the method takes it as one and it does not stand among them."""
+    base = recipe.base_model
+    if base is None or not recipe.models or METHODS[recipe.method].base != "a model":
+        return recipe.models
+    listed = {folder_of(source.model) for source in recipe.models}
+    return recipe.models if folder_of(base) in listed else [*recipe.models, Source(model=base)]
 
 
 def _recipe_problems(recipe: MergeRecipe, spec: MethodSpec, base: Path | None) -> Iterator[str]:
     yield from parameters.unknown(recipe, spec)
     if spec.base == "required" and base is None:
         yield f"{recipe.method} needs a base_model"
-    if spec.base == "forbidden" and base is not None:
-        yield f"{recipe.method} takes no base_model"
+    weighted = "weight" in spec.model_parameters and "weight" not in recipe.parameters
+    if weighted and len(_models(recipe)) > len(recipe.models):
+        yield f"base_model: {recipe.method} averages it too: put it among the models, or set a weight for all"
     fewest, most = spec.models
-    groups: list[Sequence[Source]] = [part.sources for part in recipe.slices] or [recipe.models]
+    groups: list[Sequence[Source]] = [part.sources for part in recipe.slices] or [_models(recipe)]
     for sources in groups:
         count = sum(folder_of(source.model) != base for source in sources)
         if count < fewest or (most is not None and count > most):
@@ -207,7 +218,7 @@ def _layers(checkpoint: Checkpoint) -> int:
 
 def _whole(recipe: MergeRecipe, checkpoints: Sequence[Checkpoint], base: Path | None) -> list[_Need]:
     """Every tensor that all models have."""
-    sources = [source for source in recipe.models if folder_of(source.model) != base]
+    sources = [source for source in _models(recipe) if folder_of(source.model) != base]
     layers = _layers(checkpoints[0])
     return [
         _Need(name, tuple(_Input(s, name, _layer(name), layers, None) for s in sources), name if base else None)

@@ -26,7 +26,7 @@ from pipelines.merge.checkpoint import INDEX, Checkpoint
 from pipelines.merge.chunks import Loader, inputs, ranges
 from pipelines.merge.methods import METHODS
 from pipelines.merge.methods.base import Job
-from pipelines.merge.methods.vectors import given_weights, shares
+from pipelines.merge.methods.linear import factors
 from pipelines.merge.plan import Output, Plan, copied, output_bytes, plan
 from pipelines.merge.tensors import header_bytes
 from schemas.errors import MergeError
@@ -152,8 +152,7 @@ def _merged(planned: Plan, output: Output, loader: Loader) -> Iterator[memoryvie
 
 def _weighted(planned: Plan, output: Output, loader: Loader, job: Job) -> Iterator[memoryview]:
     """linear without float32 buffers: the same bits in a fraction of the memory traffic."""
-    given = given_weights(job)
-    weights = shares(given) if output.options["normalize"] else given
+    weights = factors(job)
     dtypes = [tensor.dtype for tensor in output.models]
     for start, count in ranges(output.shape):
         target = loader.target(output.dtype, count)

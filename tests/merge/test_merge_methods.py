@@ -194,6 +194,25 @@ def test_task_arithmetic(normalize: int) -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["task_arithmetic", "dare_linear", "breadcrumbs", "ties", "dare_ties", "della"])
+def test_task_vectors_whose_weights_have_no_sum_are_divided_by_1(method: str) -> None:
+    base, models = tensors(3)
+    each, parts = weights(0.5, 0.25, -0.75 + 1e-12), deltas(base, models)
+    if method in ("ties", "dare_ties", "della"):
+        models, each, parts = models[:1], weights(0.0), parts[:1]  # no weight that agrees
+    expected = base + sum(p * e["weight"] for p, e in zip(parts, each, strict=True))
+    close(merged(method, models, base, each=each, normalize=1), expected)
+
+
+@pytest.mark.parametrize("method", ["ties", "breadcrumbs"])
+def test_rescale_gives_back_the_l1_norm(method: str) -> None:
+    base, (model, _) = tensors(2)
+    each = [{"weight": 1.0, "density": 0.3}]
+    plain, ours = (merged(method, [model], base * 0, each=each, rescale=rescale) for rescale in (0, 1))
+    assert np.abs(ours).sum() == pytest.approx(np.abs(model).sum(), rel=1e-5)
+    close(ours, plain * (np.abs(model).sum() / np.abs(plain).sum()))
+
+
 @pytest.mark.parametrize("normalize", [0, 1])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.2, 0.7, 1.0])
 def test_ties(density: float, normalize: int) -> None:
@@ -325,6 +344,8 @@ OPTIONS: list[tuple[str, dict[str, float]]] = [
     ("nuslerp", {"nuslerp_flatten": 0}),
     ("nuslerp", {"nuslerp_flatten": 0, "nuslerp_row_wise": 1}),
     ("sce", {"select_topk": 0.4}),
+    ("ties", {"rescale": 1}),
+    ("breadcrumbs", {"rescale": 1}),
 ]
 
 

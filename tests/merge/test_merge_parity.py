@@ -54,6 +54,11 @@ RECIPES: dict[str, dict[str, object]] = {
         "models": weighted(1, 3),
         "parameters": {"nuslerp_flatten": False},
     },
+    "nuslerp_columns": {
+        "merge_method": "nuslerp",
+        "models": weighted(1, 3),
+        "parameters": {"nuslerp_flatten": False, "nuslerp_row_wise": True},
+    },
     "multislerp": {"merge_method": "multislerp", "base_model": "base", "models": weighted(1, 2, 1)},
     "task_arithmetic": {
         "merge_method": "task_arithmetic",
@@ -74,6 +79,36 @@ RECIPES: dict[str, dict[str, object]] = {
         "models": each(*MODELS),
         "parameters": {"filter_wise": True},
     },
+    "linear_base": {  # one model more, with the weight of all
+        "merge_method": "linear",
+        "base_model": "base",
+        "models": [{"model": "m0", "parameters": {"weight": 2}}, {"model": "m1"}],
+        "parameters": {"weight": 0.5},
+    },
+    "linear_base_listed": {
+        "merge_method": "linear",
+        "base_model": "m1",
+        "models": weighted(1, 2, 0.5),
+    },
+    "karcher_base": {"merge_method": "karcher", "base_model": "base", "models": each(*MODELS[:2])},
+    "task_arithmetic_no_sum": {
+        "merge_method": "task_arithmetic",
+        "base_model": "base",
+        "models": weighted(0.5, 0.25, -0.75),
+        "parameters": {"normalize": True, "rescale": True},
+    },
+    "ties_rescaled": {
+        "merge_method": "ties",
+        "base_model": "base",
+        "models": weighted(1, 0.5, 0.7, density=0.35),
+        "parameters": {"rescale": True},
+    },
+    "breadcrumbs_rescaled": {
+        "merge_method": "breadcrumbs",
+        "base_model": "base",
+        "models": weighted(0.5, 0.3, 0.5, density=0.8, gamma=0.05),
+        "parameters": {"rescale": True},
+    },
     "karcher": {"merge_method": "karcher", "models": each(*MODELS)},
     "sce": {
         "merge_method": "sce",
@@ -88,6 +123,11 @@ RECIPES: dict[str, dict[str, object]] = {
             {"sources": [{"model": "m0", "layer_range": [0, 2]}]},
             {"sources": [{"model": "m1", "layer_range": [1, 2]}]},
         ],
+    },
+    "passthrough_base": {  # of a stack, it gives the configuration only
+        "merge_method": "passthrough",
+        "base_model": "base",
+        "slices": [{"sources": [{"model": m, "layer_range": [0, 2]}]} for m in MODELS[:2]],
     },
 }
 RANDOM: dict[str, dict[str, object]] = {

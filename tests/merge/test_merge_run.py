@@ -163,7 +163,8 @@ def test_unusable_recipes_and_dtypes(tmp_path: Path) -> None:
     for made, words in [
         (recipe(a, b, c, method="slerp"), "slerp takes 1 to 2 models, not 3"),
         (recipe(a, b, method="slerp", weights=[1, 1]), r"models\.0\.parameters\.weight: slerp has no such"),
-        (recipe(a, b, base_model=str(c)), "linear takes no base_model"),
+        (recipe(a, b, base_model=str(c)), "base_model: linear averages it too"),
+        (recipe(a, method="passthrough", base_model=str(c)), "passthrough takes 1 models, not 2"),
         (recipe(a, b, weights=[1, -1]), "no sum other than 0"),
         (recipe(d, e), "I64 cannot be averaged"),
         (recipe(a, tmp_path / "nowhere"), "neither model.safetensors nor"),

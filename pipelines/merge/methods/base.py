@@ -60,12 +60,13 @@ Prepare = Callable[[Job], Combine]
 class MethodSpec:
     """A method as the planner sees it. ValueErrors from `prepare` become MergeErrors that name the tensor.
 
-    `base`: whether a base model must, may or must not be given. `models`: fewest and most models (None: no limit),
-    without the base. `model_parameters` and `options`: what may be set, with defaults; NaN means that it must be set.
+    `base`: whether a base must or may be given; for "a model" it is one of the models, never a chunk's `base`.
+    `models`: fewest and most models (None: no limit), without a chunk's base. `model_parameters` and `options`: what
+    may be set, with defaults; NaN means that it must be set.
     """
 
     prepare: Prepare
-    base: Literal["required", "allowed", "forbidden"]
+    base: Literal["required", "allowed", "a model"]
     models: tuple[int, int | None]
     model_parameters: Mapping[str, float]
     options: Mapping[str, float]

@@ -43,4 +43,4 @@ def prepare(job: Job) -> Combine:
     return sum_with(result.tolist())
 
 
-KARCHER = MethodSpec(prepare, "forbidden", (1, None), {}, {"max_iter": 10.0, "tol": 1e-5})
+KARCHER = MethodSpec(prepare, "a model", (1, None), {}, {"max_iter": 10.0, "tol": 1e-5})

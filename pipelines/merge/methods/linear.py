@@ -8,10 +8,15 @@ from pipelines.merge.methods.base import Combine, Job, MethodSpec
 from pipelines.merge.methods.vectors import given_weights, shares, sum_with
 
 
-def prepare(job: Job) -> Combine:
-    """ValueError when a weight is not finite, or their sum 0 and to be divided by."""
+def factors(job: Job) -> list[float]:
+    """Of each model. ValueError when a weight is not finite, or their sum 0 and to be divided by."""
     weights = given_weights(job)
-    return sum_with(shares(weights) if job.options["normalize"] else weights)
+    return shares(weights) if job.options["normalize"] else weights
+
+
+def prepare(job: Job) -> Combine:
+    """As `factors` raises."""
+    return sum_with(factors(job))
 
 
 def prepare_passthrough(job: Job) -> Combine:
@@ -19,5 +24,5 @@ def prepare_passthrough(job: Job) -> Combine:
     return sum_with([job.models[0]["scale"]])
 
 
-LINEAR = MethodSpec(prepare, "forbidden", (1, None), {"weight": 1.0}, {"normalize": 1.0})
-PASSTHROUGH = MethodSpec(prepare_passthrough, "forbidden", (1, 1), {"scale": 1.0}, {})
+LINEAR = MethodSpec(prepare, "a model", (1, None), {"weight": 1.0}, {"normalize": 1.0})
+PASSTHROUGH = MethodSpec(prepare_passthrough, "a model", (1, 1), {"scale": 1.0}, {})

@@ -10,8 +10,13 @@
                      smallest magnitudes
 
 result = base + lambda * sum(w_i d_i), divided by the sum of the weights that took part where `normalize` is set.
-Random methods divide what they keep by the probability of keeping it, as their papers do (`rescale`), which leaves the
-mean unchanged; mergekit scales to the former L1 norm instead, which is the same in expectation.
+(Weights of which none are left, or whose sum is 0, divide by 1, as in mergekit.)
+
+`rescale`: the random methods divide each value that they keep by its own probability of being kept, as their papers do,
+so that its expectation is what it was. mergekit multiplies all that is kept of a tensor by one factor, to the L1 norm
+that it had. For DARE the two agree in large tensors, where that factor tends to 1 / density. For DELLA they do not: one
+factor leaves a value's expectation proportional to its probability, which is larger for larger values; only the L1 norm
+of the whole agrees. ties and breadcrumbs drop nothing at random: theirs is that one factor.
 """
 
 import hashlib
@@ -21,11 +26,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pipelines.merge.methods.base import Chunk, Combine, Floats, Job, MethodSpec, Prepare
-from pipelines.merge.methods.vectors import given_weights, shares, task_vectors
+from pipelines.merge.methods.vectors import BLOCK, blocks, given_weights, task_vectors
 from pipelines.merge.selection import largest, ties_sum, weighted_sum_f32
 
 Sparsify = Callable[[int, int, Floats], None]
 """(model, start of the chunk, task vector): makes it sparse in place; the chunks of a pass come in order."""
+Start = Callable[[], Sparsify]
+"""Of each pass."""
+_NO_SUM = 1e-8
+"""mergekit's bound on a sum of weights."""
 
 
 def _parameter(job: Job, name: str) -> list[float]:
@@ -40,8 +49,8 @@ def _passes(job: Job) -> Callable[[], Iterator[Sequence[Floats]]]:
     return lambda: (task_vectors(chunk) for chunk in job.chunks())
 
 
-def _dense(job: Job) -> Sparsify:
-    return lambda model, start, delta: None
+def _dense(job: Job) -> Start:
+    return lambda: lambda model, start, delta: None
 
 
 def _counts(job: Job) -> list[int]:
@@ -49,34 +58,79 @@ def _counts(job: Job) -> list[int]:
     return [max(1, int(d * _size(job))) if 0 < d < 1 and _size(job) else 0 for d in _parameter(job, "density")]
 
 
-def _largest(job: Job) -> Sparsify:
+def _largest(job: Job) -> Start:
     densities = _parameter(job, "density")
-    keepers = [cut.keeper() for cut in largest(_passes(job), _counts(job))]
+    cuts = largest(_passes(job), _counts(job))
 
-    def sparsify(model: int, start: int, delta: Floats) -> None:
-        if densities[model] < 1:
-            keepers[model](delta)
+    def start_pass() -> Sparsify:
+        keepers = [cut.keeper() for cut in cuts]
 
-    return sparsify
+        def sparsify(model: int, start: int, delta: Floats) -> None:
+            if densities[model] < 1:
+                keepers[model](delta)
+
+        return sparsify
+
+    return start_pass
 
 
-def _middle(job: Job) -> Sparsify:
+def _middle(job: Job) -> Start:
     """Without the gamma * n largest: what the `density + gamma` share keeps, less what the `gamma` share keeps."""
     densities, keep, size = _parameter(job, "density"), _counts(job), _size(job)
     # Fewer outliers are removed where otherwise too few values would be left for the density.
     top = [min(int(g * size), size - k) if k else 0 for g, k in zip(_parameter(job, "gamma"), keep, strict=True)]
     cuts = largest(_passes(job), [k + t for k, t in zip(keep, top, strict=True)])
-    keepers = [cut.keeper() for cut in cuts]
-    outliers = [cut.keeper() for cut in largest(_passes(job), top)]
+    top_cuts = largest(_passes(job), top)
 
-    def sparsify(model: int, start: int, delta: Floats) -> None:
-        if densities[model] < 1:
-            outlier = delta.copy()
-            outliers[model](outlier)
-            keepers[model](delta)
-            delta -= outlier
+    def start_pass() -> Sparsify:
+        keepers, outliers = [cut.keeper() for cut in cuts], [cut.keeper() for cut in top_cuts]
 
-    return sparsify
+        def sparsify(model: int, start: int, delta: Floats) -> None:
+            if densities[model] < 1:
+                outlier = delta.copy()
+                outliers[model](outlier)
+                keepers[model](delta)
+                delta -= outlier
+
+        return sparsify
+
+    return start_pass
+
+
+def _to_former_norm(sparsifier: Callable[[Job], Start]) -> Callable[[Job], Start]:
+    """With `rescale` set, what is left times one factor a model and tensor: to the L1 norm from before."""
+
+    def rescaled(job: Job) -> Start:
+        start_pass = sparsifier(job)
+        if not job.options["rescale"]:
+            return start_pass
+        first, models = start_pass(), len(job.models)
+
+        def before_and_after() -> Iterator[Sequence[Floats]]:
+            for chunk in job.chunks():
+                deltas = task_vectors(chunk)
+                before = [delta.copy() for delta in deltas]
+                for model, delta in enumerate(deltas):
+                    first(model, chunk.start, delta)
+                yield [*before, *deltas]
+
+        sums = np.zeros(2 * models)
+        for block in blocks(before_and_after(), 2 * models, BLOCK):
+            sums += [np.abs(row).sum() for row in block]
+        factors = [np.float32(b / a if a else 1) for b, a in zip(sums[:models], sums[models:], strict=True)]
+
+        def start_scaled() -> Sparsify:
+            sparsify = start_pass()
+
+            def scaled(model: int, start: int, delta: Floats) -> None:
+                sparsify(model, start, delta)
+                delta *= factors[model]
+
+            return scaled
+
+        return start_scaled
+
+    return rescaled
 
 
 def uniform(seed: int, name: str, model: int, start: int, count: int) -> Floats:
@@ -93,7 +147,7 @@ def _draw(job: Job, model: int, start: int, delta: Floats, kept: Floats | np.flo
     delta[dropped] = 0
 
 
-def _bernoulli(job: Job) -> Sparsify:
+def _bernoulli(job: Job) -> Start:
     densities = _parameter(job, "density")
 
     def sparsify(model: int, start: int, delta: Floats) -> None:
@@ -103,10 +157,10 @@ def _bernoulli(job: Job) -> Sparsify:
         elif density < 1:
             _draw(job, model, start, delta, np.float32(density))
 
-    return sparsify
+    return lambda: sparsify
 
 
-def _by_rank(job: Job) -> Sparsify:
+def _by_rank(job: Job) -> Start:
     densities, spreads = _parameter(job, "density"), _parameter(job, "epsilon")
     for d, e in zip(densities, spreads, strict=True):
         if 0 < d < 1 and not (d - e > 0 and d + e < 1):
@@ -124,14 +178,15 @@ def _by_rank(job: Job) -> Sparsify:
             kept = np.float32(density - epsilon) + ranks / np.float32(max(1, job.row - 1)) * np.float32(2 * epsilon)
             _draw(job, model, start, delta, kept.ravel())
 
-    return sparsify
+    return lambda: sparsify
 
 
-def _method(sparsifier: Callable[[Job], Sparsify], *, elect: bool) -> Prepare:
+def _method(sparsifier: Callable[[Job], Start], *, elect: bool) -> Prepare:
     def prepare(job: Job) -> Combine:
         weights, scale, normalize = given_weights(job), job.options["lambda"], bool(job.options["normalize"])
-        factors = [w * scale for w in (shares(weights) if normalize else weights)] if not elect else weights
-        sparsify = sparsifier(job)
+        total = math.fsum(weights) if normalize else 1.0
+        factors = [w * scale / (total if abs(total) >= _NO_SUM else 1) for w in weights]
+        sparsify = sparsifier(job)()
 
         def combine(chunk: Chunk, out: Floats) -> None:
             if chunk.base is None:
@@ -151,21 +206,21 @@ def _method(sparsifier: Callable[[Job], Sparsify], *, elect: bool) -> Prepare:
 
 
 def _spec(
-    sparsifier: Callable[[Job], Sparsify],
+    sparsifier: Callable[[Job], Start],
     *,
     elect: bool,
     normalize: bool,
     more: dict[str, float],
     rescale: bool = False,
 ) -> MethodSpec:
-    options = {"lambda": 1.0, "normalize": float(normalize)} | ({"rescale": 1.0} if rescale else {})
+    options = {"lambda": 1.0, "normalize": float(normalize), "rescale": float(rescale)}
     return MethodSpec(_method(sparsifier, elect=elect), "required", (1, None), {"weight": math.nan} | more, options)
 
 
 _DENSITY = {"density": 1.0}
 TASK_ARITHMETIC = _spec(_dense, elect=False, normalize=False, more={})
-TIES = _spec(_largest, elect=True, normalize=True, more=_DENSITY)
+TIES = _spec(_to_former_norm(_largest), elect=True, normalize=True, more=_DENSITY)
 DARE_LINEAR = _spec(_bernoulli, elect=False, normalize=False, more=_DENSITY, rescale=True)
 DARE_TIES = _spec(_bernoulli, elect=True, normalize=False, more=_DENSITY, rescale=True)
 DELLA = _spec(_by_rank, elect=True, normalize=True, more=_DENSITY | {"epsilon": 0.15}, rescale=True)
-BREADCRUMBS = _spec(_middle, elect=False, normalize=False, more=_DENSITY | {"gamma": 0.01})
+BREADCRUMBS = _spec(_to_former_norm(_middle), elect=False, normalize=False, more=_DENSITY | {"gamma": 0.01})
