@@ -156,16 +156,20 @@ class Loader:
             values[missing] = total[missing[anywhere]]
 
     def _mean(self, tensor: Tensor) -> Floats:
-        """The mean row of a tensor, from one pass over it; kept, since every piece may ask."""
-        if tensor not in self._means:
+        """The mean of the rows that a token has, from one pass over a tensor; kept, since every piece may ask."""
+        if tensor not in self._means and self._vocabulary is not None:
             width, itemsize = tensor.shape[-1], FLOATS[tensor.dtype].itemsize
             total = np.zeros(width)
+            used = np.zeros(tensor.shape[0], dtype=bool)
+            own = self._vocabulary.own[tensor.file.parent]
+            used[own[own < used.size]] = True
             for start, count in ranges(tensor.shape):
                 raw, values = np.empty(count * itemsize, dtype=np.uint8), np.empty(count, dtype=np.float32)
                 read_into(self._handle(tensor.file), raw, tensor.offset + start * itemsize)
                 _widen(raw, tensor.dtype, values)
-                total += values.reshape(-1, width).sum(axis=0, dtype=np.float64)
-            self._means[tensor] = (total / tensor.shape[0]).astype(np.float32)
+                span = slice(start // width, (start + count) // width)
+                total += values.reshape(-1, width)[used[span]].sum(axis=0, dtype=np.float64)
+            self._means[tensor] = (total / max(1, used.sum())).astype(np.float32)
         return self._means[tensor]
 
 

@@ -1,8 +1,9 @@
 """Runs a merge: plan, stream, write, publish. Called by the command `trajmill merge`.
 
 The unit of work is one output shard, or one parent file to hash; any number of workers gives the same bytes. Everything
-is written into `<out>.tmp` and renamed at the end, so `out` is whole or absent. What a killed merge had finished stays
-there for the same merge; another one clears it.
+is written into `<out>.tmp/files`, which is renamed at the end, so `out` is whole or absent. The notes of what is
+finished lie in `<out>.tmp/notes`, apart, so that they outlive that rename: a merge killed at any moment has lost no
+finished file. They are for the same merge; another one clears them.
 """
 
 import fcntl
@@ -32,7 +33,8 @@ from pipelines.merge.tensors import header_bytes
 from schemas.errors import MergeError
 from schemas.merge import MergeRecipe
 
-_DONE = ".done.json"
+_FILES, _NOTES = "files", "notes"
+_FAILED = ".failed-"
 # A united vocabulary stands in tokenizer.json; these would say something else.
 _OLD_VOCABULARY = ("vocab.*", "merges.txt", "added_tokens.json", "tokenizer.model")
 
@@ -48,27 +50,26 @@ def merge(recipe: MergeRecipe, out: Path, workers: int = 1, beam_options: Sequen
     _refuse_existing(out)
     planned = plan(recipe)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _publishing(planned, out) as folder:
-        todo = [unit for unit in units(planned) if _finished(planned, unit, folder) is None]
+    with _publishing(planned, out) as work:
+        todo = [unit for unit in units(planned) if _finished(planned, unit, work) is None]
         if workers > 1 or beam_options:
             from pipelines.transforms.merge import do_units  # Beam takes a second to import
 
-            do_units(planned, todo, folder, workers, beam_options)
+            do_units(planned, todo, work, workers, beam_options)
         else:
             # Hashing, reading and the kernels hold no lock of Python's.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 try:
-                    for done in [pool.submit(do_unit, unit, planned, folder) for unit in todo]:
+                    for done in [pool.submit(do_unit, unit, planned, work) for unit in todo]:
                         done.result()
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-        written = {unit: _result(planned, unit, folder) for unit in units(planned)}
+        written = {unit: _result(planned, unit, work) for unit in units(planned)}
+        folder = work / _FILES
         _copy_files(planned, folder)
         _write_index(planned, folder)
         _write_json(folder / "lineage.json", _lineage(planned, written))
-        for path in folder.glob(f"*{_DONE}"):
-            path.unlink()
     return out
 
 
@@ -78,10 +79,14 @@ def units(planned: Plan) -> list[str]:
     return [*planned.files, *parents]
 
 
-def do_unit(unit: str, planned: Plan, folder: Path) -> None:
-    """Do one unit of work in `folder`, and note its result beside it when all is on disk."""
-    result = write_shard(planned, unit, folder) if unit in planned.files else hash_parent(planned, unit)
-    write_text(folder / (unit + _DONE), json.dumps({"plan": planned.digest, **result}))
+def do_unit(unit: str, planned: Plan, work: Path) -> None:
+    """Do one unit of work in the merge's folder, and note its result there when all is on disk."""
+    result = write_shard(planned, unit, work / _FILES) if unit in planned.files else hash_parent(planned, unit)
+    write_text(_note(work, unit), json.dumps({"plan": planned.digest, **result}))
+
+
+def _note(work: Path, unit: str) -> Path:
+    return work / _NOTES / f"{unit}.json"
 
 
 def hash_parent(planned: Plan, unit: str) -> dict[str, Any]:
@@ -175,62 +180,78 @@ def _not_finite(output: Output, loader: Loader, start: int, count: int) -> Merge
 
 @contextmanager
 def _publishing(planned: Plan, out: Path) -> Iterator[Path]:
-    """`<out>.tmp`, ours alone; fsynced and renamed to `out` after a good end.
+    """`<out>.tmp`, ours alone; its files become `out` after a good end.
 
-    An error removes it; a kill or an interrupt leaves the finished units, which the same merge finds there.
+    An error removes it; a kill or an interrupt leaves the finished units, which the same merge finds there. (A kill
+    after the rename leaves notes without files. The next merge into `out` clears them.)
     """
-    folder = out.with_name(out.name + ".tmp")
-    folder.mkdir(exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+    work = out.with_name(out.name + ".tmp")
+    work.mkdir(exist_ok=True)
+    handle = os.open(work, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise MergeError(f"{folder}: another merge into {out} is running") from error
+            raise MergeError(f"{work}: another merge into {out} is running") from error
         _refuse_existing(out)
         try:
-            _clear(planned, folder)
-            yield folder
-            fsync_folder(folder)
+            _clear(planned, work)
+            yield work
+            fsync_folder(work / _FILES)
             _refuse_existing(out)
-            folder.rename(out)
+            (work / _FILES).rename(out)
         except Exception:
             # Under another name: workers that have not heard of the error yet find no folder to write into.
-            doomed = folder.rename(folder.with_suffix(f".failed-{os.getpid()}"))
-            shutil.rmtree(doomed)
+            _remove(work.rename(out.with_name(f"{out.name}{_FAILED}{os.getpid()}")))
             raise
         fsync_folder(out.parent)
+        _remove(work)
+        for other in out.parent.iterdir():
+            # Of a merge that was killed while it removed it.
+            if other.name.startswith(out.name + _FAILED) and other.name.removeprefix(out.name + _FAILED).isdigit():
+                _remove(other)
     finally:
         os.close(handle)
 
 
-def _clear(planned: Plan, folder: Path) -> None:
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)  # another merge may be removing it too
+    else:
+        path.unlink()
+
+
+def _clear(planned: Plan, work: Path) -> None:
     """Remove all but the finished units of this very merge."""
-    finished = {unit for unit in units(planned) if _finished(planned, unit, folder) is not None}
-    kept = finished | {unit + _DONE for unit in finished}
-    for leftover in folder.iterdir():
-        if leftover.name not in kept:
-            leftover.unlink()
+    finished = [unit for unit in units(planned) if _finished(planned, unit, work) is not None]
+    inner = [work / _FILES, work / _NOTES]
+    kept = {*inner, *(work / _FILES / unit for unit in finished), *(_note(work, unit) for unit in finished)}
+    for folder in inner:
+        folder.mkdir(exist_ok=True)
+    for folder in (work, *inner):
+        for leftover in folder.iterdir():
+            if leftover not in kept:
+                _remove(leftover)
 
 
-def _finished(planned: Plan, unit: str, folder: Path) -> dict[str, Any] | None:
+def _finished(planned: Plan, unit: str, work: Path) -> dict[str, Any] | None:
     """The result of a unit that is done; None when it is not."""
-    note = folder / (unit + _DONE)
+    note = _note(work, unit)
     if not note.exists():
         return None
     result: dict[str, Any] = json.loads(note.read_bytes())
     if result.pop("plan") != planned.digest:
         return None
-    path = folder / unit
+    path = work / _FILES / unit
     if unit in planned.files and not (path.exists() and path.stat().st_size == result["bytes"]):
         return None
     return result
 
 
-def _result(planned: Plan, unit: str, folder: Path) -> dict[str, Any]:
-    result = _finished(planned, unit, folder)
+def _result(planned: Plan, unit: str, work: Path) -> dict[str, Any]:
+    result = _finished(planned, unit, work)
     if result is None:
-        raise MergeError(f"{folder / unit}: a worker has not written it here; workers need a file system in common")
+        raise MergeError(f"{_note(work, unit)}: a worker has not written it here; workers need a file system in common")
     return result
 
 

@@ -21,11 +21,13 @@ class Vocabulary:
     """Rows of the merged embedding.
 
     `rows[folder][i]`: the row in that model's embedding of output token i, int64 [size]; -1: the model lacks it, but
-    another one has it. `tokens`: id by token; rows without a token are the padding of the first model.
+    another one has it. `own[folder]`: the rows of all tokens of that model, int64. `tokens`: id by token; rows
+    without a token are the padding of the first model.
     """
 
     size: int
     rows: dict[Path, npt.NDArray[np.int64]]
+    own: dict[Path, npt.NDArray[np.int64]]
     tokenizer_json: bytes
     tokens: dict[str, int]
 
@@ -58,11 +60,11 @@ def reconcile(recipe: MergeRecipe, folders: Sequence[Path], sizes: Sequence[int]
             data = _united(first, others, tokens)
     size = max(sizes[0], max(tokens.values(), default=-1) + 1)
     rows = {f: _rows(read[f].ids, tokens, size, n) for f, n in zip(folders, sizes, strict=True)}
-    own = rows[folders[0]]
+    first_rows = rows[folders[0]]
     padding = np.ones(size, dtype=bool)
     padding[list(tokens.values())] = False
     padding[sizes[0] :] = False
-    own[padding] = np.flatnonzero(padding)
+    first_rows[padding] = np.flatnonzero(padding)
     homeless = np.max(list(rows.values()), axis=0) < 0
     for token, i in sorted(tokens.items(), key=lambda item: item[1]):
         if homeless[i]:
@@ -71,7 +73,8 @@ def reconcile(recipe: MergeRecipe, folders: Sequence[Path], sizes: Sequence[int]
         raise MergeError(
             f"{first.file}: id {homeless.argmax()} is below the largest, but no token has it and no embedding a row"
         )
-    return Vocabulary(size, rows, data, tokens)
+    own = {folder: np.array(sorted(tokenizer.ids.values()), dtype=np.int64) for folder, tokenizer in read.items()}
+    return Vocabulary(size, rows, own, data, tokens)
 
 
 @dataclass(frozen=True)

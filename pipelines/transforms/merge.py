@@ -13,11 +13,11 @@ from pipelines.merge.run import do_unit
 from pipelines.transforms.beam import run_pipeline
 
 
-def do_units(planned: Plan, units: Sequence[str], folder: Path, workers: int, options: Sequence[str] = ()) -> None:
-    """Do the units of work in `folder`, which all workers share. Raises the error of a unit."""
+def do_units(planned: Plan, units: Sequence[str], work: Path, workers: int, options: Sequence[str] = ()) -> None:
+    """Do the units of work in the folder `work`, which all workers share. Raises the error of a unit."""
 
     def build(pipeline: beam.Pipeline) -> None:
-        pipeline | beam.Create(units) | beam.Reshuffle() | beam.Map(do_unit, planned=planned, folder=folder)
+        pipeline | beam.Create(units) | beam.Reshuffle() | beam.Map(do_unit, planned=planned, work=work)
 
     if units:
         run_pipeline(build, workers, options)

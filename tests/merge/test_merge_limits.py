@@ -89,7 +89,7 @@ def test_killed_at_any_moment_nothing_stands_under_the_name(tmp_path: Path, big:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             cleared = kills == 0
             while process.poll() is None:
-                size = size_of(tmp_path / "out.tmp")
+                size = size_of(tmp_path / "out.tmp" / "files")
                 cleared = cleared or size < moment
                 if cleared and size >= moment:
                     break

@@ -49,9 +49,9 @@ def linear(*folders: Path, weight: float = 1.0) -> MergeRecipe:
 
 
 def done(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of change of each finished shard."""
-    notes = [p.name.removesuffix(".done.json") for p in folder.glob("model-*.done.json")]
-    return {n: (s.st_ino, s.st_mtime_ns) for n in notes for s in [(folder / n).stat()]}
+    """Inode and time of change of each finished shard in a merge's folder."""
+    notes = [p.name.removesuffix(".json") for p in (folder / "notes").glob("model-*.json")]
+    return {n: (s.st_ino, s.st_mtime_ns) for n in notes for s in [(folder / "files" / n).stat()]}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -63,7 +63,7 @@ def test_killed_in_the_middle_only_unfinished_shards_are_rewritten(tmp_path: Pat
     whole = merge(recipe, tmp_path / "whole")
     command = [sys.executable, "-c", SCRIPT, *map(str, parents), str(out)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        while len(list((tmp_path / "out.tmp").glob("model-*.done.json"))) < 4:
+        while len(list((tmp_path / "out.tmp").glob("notes/model-*.json"))) < 4:
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
@@ -73,6 +73,55 @@ def test_killed_in_the_middle_only_unfinished_shards_are_rewritten(tmp_path: Pat
     after = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in out.glob("*.safetensors")}
     assert {name for name in after if before.get(name) == after[name]} == before.keys()
     assert contents(out) == contents(whole)
+
+
+AT_THE_END = """
+import os, shutil, signal, sys
+from pathlib import Path
+from pipelines.merge.run import merge
+from schemas.merge import MergeRecipe
+a, b, out, moment = sys.argv[1:]
+whole = Path.rename
+def rename(self, target):
+    if Path(target) == Path(out):
+        moment == "before" and os.kill(os.getpid(), signal.SIGKILL)
+        whole(self, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self, target)
+Path.rename = rename
+merge(MergeRecipe(method="linear", models=[a, b]), Path(out))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_beside_the_last_rename_nothing_is_written_twice(
+    tmp_path: Path, parents: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    out = tmp_path / "out"
+    recipe = MergeRecipe(method="linear", models=[str(f) for f in parents])
+    whole = contents(merge(recipe, tmp_path / "whole"))
+    command = [sys.executable, "-c", AT_THE_END, *map(str, parents), str(out), moment]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert out.exists() == (moment == "after")
+    if moment == "after":
+        assert contents(out) == whole
+        shutil.rmtree(out)
+    else:
+        monkeypatch.setattr(run, "write_shard", None)
+        monkeypatch.setattr(run, "hash_parent", None)
+    merge(recipe, out)
+    assert contents(out) == whole
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "out", "whole"]
+
+
+def test_what_a_merge_that_failed_and_was_killed_left_goes_with_the_next(
+    tmp_path: Path, parents: tuple[Path, Path]
+) -> None:
+    for name in ("out.failed-12", "out.failed-to-merge", "out.failed-"):
+        (tmp_path / name / "files").mkdir(parents=True)
+    merge(linear(*parents), tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "out", "out.failed-", "out.failed-to-merge"]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
@@ -114,7 +163,7 @@ def test_what_another_merge_left_is_cleared(
             merge(recipe, out)
     folder = tmp_path / "out.tmp"
     assert len(done(folder)) == SHARDS
-    first = min(folder.glob("model-*.safetensors"))
+    first = min(folder.glob("files/model-*.safetensors"))
     if change == "recipe":
         recipe = linear(*parents, weight=3.0)
     elif change == "parent":
@@ -124,7 +173,7 @@ def test_what_another_merge_left_is_cleared(
     elif change == "shard":
         first.write_bytes(first.read_bytes()[:-1])
     else:
-        (folder / (first.name + ".done.json")).unlink()
+        (folder / "notes" / (first.name + ".json")).unlink()
     written: list[str] = []
     whole = run.write_shard
     monkeypatch.setattr(run, "write_shard", lambda p, f, o: (written.append(f), whole(p, f, o))[1])

@@ -315,17 +315,19 @@ def test_rows_are_gathered_by_the_vocabulary(tmp_path: Path, monkeypatch: pytest
     made = [{"model.embed_tokens.weight": e, "model.norm.weight": torch.ones(4)} for e in embeddings]
     a, b = (save(tmp_path / str(i), m, config={"vocab_size": len(embeddings[i])}) for i, m in enumerate(made))
     rows = {a: np.array([0, 1, -1, 3, 4, -1, 2]), b: np.array([-1, 0, 4, 3, -1, -1, 1])}
-    monkeypatch.setattr(planning, "reconcile", lambda *_: Vocabulary(7, rows, b"{}", {}))
+    own = {a: np.array([0, 1, 2, 3, 4]), b: np.array([0, 1, 3, 4, 9])}  # the others are padding; 9 has no row
+    monkeypatch.setattr(planning, "reconcile", lambda *_: Vocabulary(7, rows, own, b"{}", {}))
     monkeypatch.setattr(chunks, "CHUNK", 8)  # two rows
     out = merge(recipe(a, b, vocabulary="union", missing_token=rule), tmp_path / "out")
     sides = []
     for folder, embedding in zip((a, b), embeddings, strict=True):
-        own = torch.stack([embedding[r] if r >= 0 else torch.full((4,), torch.nan) for r in rows[folder].tolist()])
-        sides.append(own)
+        given_rows = [embedding[r] if r >= 0 else torch.full((4,), torch.nan) for r in rows[folder].tolist()]
+        sides.append(torch.stack(given_rows))
     filled = []
-    for own, other, embedding in zip(sides, sides[::-1], embeddings, strict=True):
-        missing = embedding.mean(0).expand(7, 4) if rule == "mean" else torch.nan_to_num(other)
-        filled.append(torch.where(own.isnan(), missing, own))
+    means = [embeddings[0][[0, 1, 2, 3, 4]].mean(0), embeddings[1][[0, 1, 3, 4]].mean(0)]
+    for side, other, mean in zip(sides, sides[::-1], means, strict=True):
+        missing = mean.expand(7, 4) if rule == "mean" else torch.nan_to_num(other)
+        filled.append(torch.where(side.isnan(), missing, side))
     torch.testing.assert_close(loaded(out)["model.embed_tokens.weight"], filled[0] * 0.5 + filled[1] * 0.5)
     assert json.loads((out / "config.json").read_text())["vocab_size"] == 7
     assert (out / "tokenizer.json").read_bytes() == b"{}"

@@ -64,6 +64,7 @@ def test_base_keeps_tokenizer_and_padding(folders: list[Path]) -> None:
     for token, i in found.tokens.items():
         assert found.rows[folders[1]][i] == other.get(token, -1)
     assert (found.rows[folders[1]][-5:] == -1).all()
+    assert found.own[folders[1]].tolist() == sorted(other.values())
 
 
 @pytest.mark.parametrize("padding", [0, 3, 200])
