@@ -3,12 +3,13 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 PYTHON ?= python3
 RUN ?= runs/demo
+LOOP ?= loops/small
 STAMP := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 # mergekit's pins are not ours, so it has an environment of its own.
 ORACLE ?= .oracle
 
-.PHONY: help setup run test check format bench oracle docs clean
+.PHONY: help setup run loop test check format bench oracle docs clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup  ## the main job: the logs in data/usage, through every stage, to shards in runs/demo
 	$(VENV)/bin/trajmill run data/usage --config data/demo.yaml --out $(RUN)
 
-test: setup  ## the whole test suite
-	$(PY) -m pytest
+loop: setup  ## does the data teach? train, merge and evaluate on data/usage, small setting, into loops/small
+	$(VENV)/bin/trajmill loop data/usage --config data/loop.yaml --out $(LOOP)
+
+test: setup  ## the whole test suite, two files at a time
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check .

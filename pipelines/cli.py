@@ -227,6 +227,29 @@ def merge(
 
 
 @app.command()
+def loop(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Usage logs: a file or a folder.")],
+    out: Out,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file; all fields have defaults.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="Of training; may be given again, and added later.")
+    ] = None,
+) -> None:
+    """Does the data teach? Train, merge and evaluate from the logs in INPUT; the same command again goes on."""
+    from pipelines.config import load_settings
+    from pipelines.posttrain.loop import run_loop
+    from pipelines.progress import Progress
+    from pipelines.stages import interruptible, logs_for
+    from schemas.posttrain import LoopSettings
+
+    settings = load_settings(LoopSettings, config, seeds=seed or None)
+    logs_for(source, out)  # before a folder is made
+    with interruptible(out):
+        report = run_loop(source, out, settings, Progress())
+    print(f"{report} says what every arm solved; report.svg beside it shows it, report.json holds the numbers")
+
+
+@app.command()
 def node(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 0,

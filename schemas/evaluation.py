@@ -10,6 +10,8 @@ class Outcome(Record):
     """Which checkpoint or method was evaluated."""
     scaffold: str
     """Scaffold it was evaluated through."""
+    constrained: bool = False
+    """Whether decoding was held to the tools' schemas; scaffolds without schemas have no such attempts."""
     task_id: str
     """The task."""
     wording_id: str

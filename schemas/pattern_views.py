@@ -28,6 +28,8 @@ CATEGORY_FAMILIES: dict[Category, str] = {
     "write_file": "file_chores",
     "search": "file_chores",
 }
+SAME_WORK = {"errands": "file_chores", "lookups": "file_chores"}
+"""Families that practise the work of another in smaller steps, steered by what steers to that one."""
 CATEGORY_SHARE = 0.3
 HIGHEST_SLIP_RATE = 0.5
 
@@ -65,6 +67,11 @@ def length_class(pattern: UsagePattern) -> LengthClass:
     if low < 4:
         return "short"
     return "medium" if low < 8 else "long"
+
+
+def weight_of(family: str, pattern: UsagePattern) -> float:
+    """How much of the work of a pattern a family practises, 0 to 1."""
+    return families_for(pattern).get(SAME_WORK.get(family, family), 0.0)
 
 
 def families_for(pattern: UsagePattern) -> dict[str, float]:

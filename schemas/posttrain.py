@@ -1,10 +1,19 @@
-"""How a model is trained on shards. Called by `pipelines.posttrain`."""
+"""How a model is trained on shards, evaluated and merged, and the loop of it all. Called by `pipelines.posttrain`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from schemas.recipe import Settings
+from schemas.merge import Method, Parameters
+from schemas.recipe import (
+    PlaySettings,
+    RolloutSettings,
+    RunConfig,
+    SandboxSettings,
+    Settings,
+    TaskSettings,
+)
+from schemas.record import Effort
 
 
 class TrainSettings(Settings):
@@ -44,3 +53,128 @@ class TrainSettings(Settings):
     """cpu computes in float32; cuda in bfloat16, with float32 weights in the optimizer."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the weights written."""
+
+
+class EvaluationSettings(Settings):
+    """How a checkpoint is tried on held-out tasks: one agent, one scaffold at a time."""
+
+    repeats: int = Field(default=1, ge=1)
+    """Attempts at each task, for pass@k; above 1 only with a temperature."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus."""
+    effort: Effort = 50
+    """Reasoning effort b of every attempt; that of the samples trained on."""
+    max_turns: int = Field(default=4, ge=1)
+    """Turns of an attempt, at most those of the task."""
+    max_reply_tokens: int = Field(default=256, ge=1)
+    """Sampled tokens per reply at effort 100."""
+    concurrency: int = Field(default=64, ge=1)
+    """Attempts in flight. Does not change what happens."""
+    context: int = Field(default=4096, ge=256)
+    """Longest conversation in tokens, demonstrations included."""
+    precision: Literal["auto", "fp16", "fp32", "int8", "bf16"] = "auto"
+    """Weights of the embedded engine."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it computes."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Limits of a sandbox."""
+
+    @model_validator(mode="after")
+    def _draws_what_it_repeats(self) -> Self:
+        if self.repeats > 1 and not self.temperature:
+            raise ValueError("repeats above 1 need a temperature: greedy attempts are all the same")
+        return self
+
+
+class MergeArm(Settings):
+    """One way to merge the parents of a seed."""
+
+    method: Method
+    """Merge method."""
+    parameters: Parameters = {}
+    """Of the method; `weight` is that of every parent."""
+
+
+class SearchSettings(Settings):
+    """How the parents' weights of one more merge are chosen, on development tasks alone."""
+
+    method: Method = "task_arithmetic"
+    """Merge method."""
+    parameters: Parameters = {}
+    """Of the method, weights left out."""
+    start: float = 0.5
+    """Weight of every parent that the search begins with."""
+    step: float = Field(default=0.25, gt=0)
+    """First step of each weight; halved when no step helps."""
+    evaluations: int = Field(default=6, ge=1)
+    """Merges tried, the start included."""
+    optimizer: Literal["coordinate", "cma"] = "coordinate"
+    """Coordinate search, or CMA-ES (arXiv:1604.00772) by the library `cmaes`."""
+
+
+class RoundTwo(Settings):
+    """The second round: a checkpoint of the first plays new tasks, and what was verified joins the training data."""
+
+    starts: list[Literal["merge", "mixture", "parent"]] = ["merge", "mixture", "parent"]
+    """Where it starts from: best merge and best parent by the development tasks, the mixture at all parents' steps."""
+    tasks: int = Field(default=120, ge=1)
+    """New training tasks to play, in every scaffold."""
+    repeats: int = Field(default=2, ge=1)
+    """Attempts at each; those that pass are kept."""
+    temperature: float = Field(default=0.7, gt=0)
+    """Of these attempts."""
+    samples: int = Field(default=120, ge=1)
+    """Examples of the first round that join, for each scaffold."""
+
+
+_RUN = RunConfig(
+    tasks=TaskSettings(families=["errands"], per_family=600, eval_share=0.0),
+    rollout=RolloutSettings(plays=[PlaySettings(policy="blueprint", layouts=["solo"], efforts=[50])]),
+)
+
+
+class LoopSettings(Settings):
+    """The loop: usage, shards, a checkpoint per scaffold, merges, everything on held-out tasks, and once more."""
+
+    run: RunConfig = _RUN
+    """The pipeline that makes the first round's shards: errands, reference actions (synthetic)."""
+    base: str = "smollm2"
+    """What all checkpoints start from: smollm2, a .gguf file or a folder of safetensors."""
+    seeds: list[int] = Field(default=[0], min_length=1)
+    """Of training: which samples, in which order. More can be added later."""
+    scaffolds: list[str] = Field(default=["tool_json", "bash_minimal"], min_length=2)
+    """One parent is trained for each."""
+    samples: int = Field(default=240, ge=1)
+    """Examples of a parent."""
+    shots: int = Field(default=3, ge=1)
+    """Demonstrations of the few-shot arm, of different kinds."""
+    train: TrainSettings = TrainSettings(epochs=1)
+    """Training of a parent; its seed is the arm's."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """How every arm is tried."""
+    test_tasks: int = Field(default=60, ge=2)
+    """Held-out tasks of the table, each with a wording of its own. Ten points need about 200."""
+    dev_tasks: int = Field(default=24, ge=2)
+    """Held-out tasks by which weights, the best merge and the best parent are chosen; wordings the table has not."""
+    transfer_tasks: int = Field(default=0, ge=0)
+    """Tasks of an environment that no training saw, for parents, mixtures and merges."""
+    merges: dict[str, MergeArm] = {
+        "linear": MergeArm(method="linear"),
+        "task_arithmetic": MergeArm(method="task_arithmetic", parameters={"weight": 0.75}),
+        "ties": MergeArm(method="ties", parameters={"density": 0.5}),
+    }
+    """Merges of a seed's parents, by name."""
+    search: SearchSettings | None = None
+    """One more merge whose weights are searched for; null for none."""
+    round_two: RoundTwo | None = None
+    """The second round; null for none."""
+
+    @model_validator(mode="after")
+    def _names_once(self) -> Self:
+        for field in ("seeds", "scaffolds"):
+            given = getattr(self, field)
+            if len(set(given)) != len(given):
+                raise ValueError(f"{field}: one stands there twice")
+        return self

@@ -30,6 +30,7 @@ Part = Literal["dev", "test"]
 STYLES: tuple[wording.Style, ...] = ("terse", "formal", "context")
 _BUDGET = Budget(turns=4, output_tokens=1024, command_s=20.0, episode_s=300.0)
 _ATTEMPTS = 40
+_NAMES = ("file", "text", "target", "folder", "old", "new", "n", "other", "word")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Family:
                 list(errand.points),
                 ["others_kept"],
             ),
-            blueprint=self._steps(draw, errand),
+            blueprint=self._steps(kind, draw, errand),
             # The result itself may be in plain sight (a line to write, the last line of a file); the action is not.
             answer=[errand.action.arguments_json],
             budget=_BUDGET,
@@ -86,9 +87,10 @@ class Family:
         """Values from the pools, drawn again."""
         return tuple(self.drawn(task.split, task.wording_id, task.seed)[0].used)
 
-    def _steps(self, draw: Draw, errand: Errand) -> list[BlueprintStep]:
-        script = Script(draw.rng, self.name, errand.values)
-        script.add("work", "work", errand.action)
+    def _steps(self, kind: str, draw: Draw, errand: Errand) -> list[BlueprintStep]:
+        # The thought says the request again, in one form for all sentences: what it asks, and which name is which.
+        script = Script(draw.rng, self.name, dict.fromkeys(_NAMES, "") | errand.values)
+        script.add("work", kind, errand.action)
         script.add("submit", "submit", submit(render(f"environments/{self.name}/answer").strip()))
         return script.steps
 
@@ -103,9 +105,6 @@ def kind_of(wording_id: str) -> str:
 
 def _style(name: str) -> wording.Style:
     return next(style for style in STYLES if style == name)
-
-
-_NAMES = ("file", "text", "target", "folder", "old", "new", "n", "other", "word")
 
 
 @lru_cache

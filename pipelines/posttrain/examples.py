@@ -54,7 +54,15 @@ def examples_of(
 
 def shard_hashes(shards: Path) -> dict[str, str]:
     """SHA-256 of every file of the two configurations, by its path below the folder."""
-    return {f"{f.parent.name}/{f.name}": sha256_of(f) for part in ("text", "tokens") for f in _files(shards, part)}
+    return {f"{f.parent.name}/{f.name}": sha256_of(f) for part in ("text", "tokens") for f in shard_files(shards, part)}
+
+
+def shard_files(shards: Path, config: str) -> list[Path]:
+    """The Parquet files of one configuration of a `shards` folder, in order. InputError when there are none."""
+    files = sorted((shards / config).glob("*.parquet"))
+    if not files:
+        raise InputError(f"{shards / config} holds no .parquet file: not the shards folder of a run")
+    return files
 
 
 def _ids_of(shards: Path, scaffolds: Sequence[str]) -> set[str]:
@@ -65,15 +73,8 @@ def _ids_of(shards: Path, scaffolds: Sequence[str]) -> set[str]:
     return found
 
 
-def _files(shards: Path, config: str) -> list[Path]:
-    files = sorted((shards / config).glob("*.parquet"))
-    if not files:
-        raise InputError(f"{shards / config} holds no .parquet file: not the shards folder of a run")
-    return files
-
-
 def _tables(shards: Path, config: str, columns: list[str]) -> Iterator[pa.Table]:
-    for file in _files(shards, config):
+    for file in shard_files(shards, config):
         try:
             yield pq.read_table(file, columns=columns)
         except (pa.ArrowInvalid, OSError, KeyError) as error:

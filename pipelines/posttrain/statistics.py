@@ -1,7 +1,10 @@
-"""Statistics of evaluations: intervals, exact tests, corrections. Called by the evaluation and its report."""
+"""Statistics of evaluations in closed form: intervals, exact tests, corrections, power.
+
+Called by `resampling`, by the evaluation and by its report.
+"""
 
 from collections.abc import Sequence
-from math import comb, prod, sqrt
+from math import ceil, comb, prod, sqrt
 from statistics import NormalDist
 
 from schemas.errors import InputError
@@ -50,3 +53,44 @@ def tokens_per_solved(outcomes: Sequence[Outcome]) -> float | None:
     """Tokens of all attempts over solved attempts; None when none is solved."""
     solved = sum(outcome.passed for outcome in outcomes)
     return sum(outcome.tokens for outcome in outcomes) / solved if solved else None
+
+
+def needed_tasks(
+    difference: float, rate: float, power: float = 0.8, alpha: float = 0.05, discordant: float | None = None
+) -> int:
+    """Independent tasks that a two-sided paired test needs to see `rate` become `rate + difference`.
+
+    n = (z(1 - alpha/2) sqrt(d) + z(power) sqrt(d - difference^2))^2 / difference^2 (Miettinen 1968, Connor 1987),
+    d the share of tasks that one arm alone solves: `discordant`, or that of two arms which solve independently of each
+    other, which is the most that arms have that find the same tasks hard. Tasks that share wordings are fewer
+    independent ones: by `resampling.design_effect`. Raises InputError for rates that cannot be.
+    """
+    return ceil(_needed(difference, rate, power, alpha, discordant))
+
+
+def detectable_difference(
+    n: int, rate: float, power: float = 0.8, alpha: float = 0.05, discordant: float | None = None
+) -> float:
+    """The smallest rise from `rate` for which `n` independent tasks suffice: `needed_tasks` the other way round.
+
+    Raises InputError where they suffice for none.
+    """
+    low, high = 0.0, min(1 - rate, 1.0 if discordant is None else discordant)
+    if n < 1 or high <= 0 or _needed(high, rate, power, alpha, discordant) > n:
+        raise InputError(f"detectable_difference: {n} tasks suffice for no rise from {rate}")
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _needed(middle, rate, power, alpha, discordant) <= n else (middle, high)
+    return high
+
+
+def _needed(difference: float, rate: float, power: float, alpha: float, discordant: float | None) -> float:
+    other = rate + difference
+    if not (0 <= rate <= 1 and 0 <= other <= 1 and difference and 0 < alpha < 1 and alpha / 2 < power < 1):
+        raise InputError(f"power {power} at alpha {alpha} for a rate of {rate} that changes by {difference}")
+    apart = rate * (1 - other) + other * (1 - rate) if discordant is None else discordant
+    # Within rounding: a difference that is all of the discordant pairs is allowed.
+    if not abs(difference) - 1e-9 <= apart <= min(rate + other, 2 - rate - other) + 1e-9:
+        raise InputError(f"rates {rate} and {other} cannot differ on a share of {apart} of the tasks")
+    z = NormalDist().inv_cdf
+    return ((z(1 - alpha / 2) * sqrt(apart) + z(power) * sqrt(max(0.0, apart - difference**2))) / difference) ** 2

@@ -36,7 +36,7 @@ from pipelines.transforms.beam import (
 from schemas.errors import ConfigError, StageError
 from schemas.ids import content_id, derive_seed
 from schemas.pattern import UsagePattern
-from schemas.pattern_views import families_for
+from schemas.pattern_views import weight_of
 from schemas.recipe import RunConfig
 from schemas.session import Reject
 from schemas.task import Task
@@ -96,7 +96,7 @@ def share_out(family: str, patterns: Sequence[UsagePattern], wanted: int) -> lis
     """
     if family not in FAMILIES:
         raise ConfigError(f"tasks.families: no family {family!r}; there are {', '.join(sorted(FAMILIES))}")
-    weights = {p.pattern_id: families_for(p).get(family, 0.0) for p in patterns}
+    weights = {p.pattern_id: weight_of(family, p) for p in patterns}
     total = sum(weights.values())
     if not total:
         return []

@@ -13,7 +13,9 @@ from pipelines.posttrain.examples import Example
 VOCABULARY = 97
 
 
-def write_llama(folder: Path, *, tied: bool = True, kv_heads: int = 2, vocabulary: int = VOCABULARY) -> Path:
+def write_llama(
+    folder: Path, *, tied: bool = True, kv_heads: int = 2, vocabulary: int = VOCABULARY, context: int = 128
+) -> Path:
     """A random Llama of 2 layers in `folder`, float32."""
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -23,7 +25,7 @@ def write_llama(folder: Path, *, tied: bool = True, kv_heads: int = 2, vocabular
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=128,
+        max_position_embeddings=context,
         tie_word_embeddings=tied,
         initializer_range=0.3,
     )

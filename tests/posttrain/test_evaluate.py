@@ -1,0 +1,77 @@
+"""Evaluation: what is tried, in which order it comes back, what is refused, and demonstrations in their place."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from posttrain_parts import PATTERN, write_random_model
+
+from agents.engine.base import ChatTurn, GenerateRequest, Sampling
+from agents.engine.fake import FakeEngine
+from agents.engine.tokenizer import load_tokenizer
+from agents.environments import errands
+from pipelines.posttrain.evaluate import Setting, Trial, WithShots, evaluate, settings_of
+from pipelines.posttrain.outcomes import grid_of
+from schemas.errors import ConfigError
+from schemas.posttrain import EvaluationSettings
+from schemas.recipe import SandboxSettings
+
+TASKS = errands.heldout(3, "dev", 0, PATTERN)
+QUICK = EvaluationSettings(
+    sandbox=SandboxSettings(accept_process_memory_limit=True),
+    max_turns=1,
+    max_reply_tokens=32,
+    repeats=2,
+    temperature=1,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("evaluate") / "model")
+
+
+def test_one_outcome_per_task_and_repeat(model: Path) -> None:
+    trials = [Trial(TASKS, Setting("tool_json", constrained=True)), Trial(TASKS[:2], Setting("bash_minimal"))]
+    first, second = evaluate(model, trials, QUICK, arm="random", seed=7)
+    assert grid_of(first).tasks == sorted(task.task_id for task in TASKS) and grid_of(first).repeats == 2
+    assert {(o.arm, o.seed, o.scaffold, o.constrained) for o in first} == {("random", 7, "tool_json", True)}
+    assert {o.wording_id for o in second} == {task.wording_id for task in TASKS[:2]}
+    assert all(o.tokens > 0 for o in [*first, *second])
+    again = next(evaluate(model, trials[:1], QUICK.model_copy(update={"concurrency": 1}), arm="random", seed=7))
+    assert [(o.task_id, o.repeat, o.passed) for o in again] == [(o.task_id, o.repeat, o.passed) for o in first]
+
+
+def test_what_is_no_held_out_set_is_refused(model: Path) -> None:
+    free = Setting("tool_json")
+    for tasks, setting, words in (
+        ([*TASKS, TASKS[0]], free, "stands twice"),
+        (errands.training(2, 0, PATTERN), free, "2 tasks are of the training split"),
+        (TASKS, Setting("bash_minimal", constrained=True), "no schemas"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            next(evaluate(model, [Trial(tasks, setting)], QUICK, arm="random"))
+
+
+def test_greedy_repeats_are_refused() -> None:
+    with pytest.raises(ValueError, match="need a temperature"):
+        EvaluationSettings(repeats=2)
+
+
+def test_every_scaffold_is_tried_free_and_held_to_its_schemas() -> None:
+    tried = settings_of(["bash_minimal", "tool_json"])
+    assert [str(s) for s in tried] == ["bash_minimal", "tool_json", "tool_json, constrained"]
+
+
+def test_shots_stand_behind_the_system_message() -> None:
+    engine = FakeEngine(load_tokenizer("smollm2"))
+    shots = [ChatTurn("user", "do this"), ChatTurn("assistant", "done")]
+    wrapped = WithShots(engine, shots)
+    system, ask = ChatTurn("system", "you are"), ChatTurn("user", "and that")
+
+    async def asked(*messages: ChatTurn) -> list[ChatTurn]:
+        await wrapped.generate(GenerateRequest(messages, "c", Sampling(4)))
+        return list(engine.requests[-1].messages)
+
+    assert asyncio.run(asked(system, ask)) == [system, *shots, ask]
+    assert asyncio.run(asked(ask)) == [*shots, ask]
