@@ -1,218 +1,87 @@
-"""Merging against mergekit 0.1.5 (`make oracle`) and against the floor: reading, writing and hashing the same bytes.
+"""Merging against mergekit 0.1.5 (`make oracle`), against the floor (reading, writing and hashing the same bytes), and
+against itself when it is killed. Part of `make bench`; about ten minutes. `--only` picks parts.
 
-Every run is a child of its own, in turn; start-up and imports are subtracted and given as figures of their own. Memory
-is the peak above what the imports take. Models are random finite bfloat16 of real shapes, made on the spot.
+Merges run as by default, one thread a core. Wall seconds are those of the machine as it is: `merge_load` says how busy.
 """
 
-import json
+import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from lines import say, skip
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from pipelines.merge.tensors import header_bytes  # noqa: E402
-
-ORACLE = Path(os.environ.get("TRAJMILL_ORACLE", ROOT / ".oracle")) / "bin" / "python"
-DRIVER = ROOT / "tests" / "merge" / "oracle_run.py"
-SMALL = {"hidden": 576, "inner": 1536, "layers": 30, "kv": 192, "vocabulary": 49152, "heads": 9}
-BIG = {"hidden": 2048, "inner": 5632, "layers": 22, "kv": 256, "vocabulary": 32000, "heads": 32}
-Figures = dict[str, float]
-
-CHILD = """
-import json, resource, sys, time
-from pathlib import Path
-def memory(field):
-    # Not ru_maxrss: a child inherits its parent's peak there.
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
-def cpu():
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-start = time.perf_counter()
-from pipelines.merge.recipe_file import load_recipe
-from pipelines.merge.run import merge
-{body}
-started = dict(start_wall=time.perf_counter() - start, start_cpu=cpu(), start_memory=memory("VmRSS"))
-begin, before = time.perf_counter(), cpu()
-work(*sys.argv[1:])
-print(json.dumps(started | dict(wall=time.perf_counter() - begin, cpu=cpu() - before, memory=memory("VmHWM"))))
-"""
-OURS = """
-def work(recipe, out):
-    merge(load_recipe(Path(recipe)), Path(out))
-"""
-FLOOR = """
-import hashlib, os
-def work(hashed, out, *folders):
-    buffer, count = bytearray(1 << 20), 0
-    os.makedirs(out)
-    for number, folder in enumerate(folders):
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            # What a merge reads, and what it writes; the lineage needs the SHA-256 of both.
-            digest, written = hashlib.sha256(), hashlib.sha256()
-            with path.open("rb", buffering=0) as source, open(out + "/" + path.name, "ab", buffering=0) as target:
-                while count := source.readinto(buffer):
-                    view = memoryview(buffer)[:count]
-                    if int(hashed):
-                        digest.update(view)
-                    if number == 0:
-                        target.write(view)
-                        if int(hashed):
-                            written.update(view)
-                os.fsync(target.fileno())
-"""
+from merge_exact import killed, parity_with_mergekit
+from merge_measure import BIG, ORACLE, SMALL, Figures, best, checkpoint, floor, ours, theirs, write_recipe
 
 
-def checkpoint(folder: Path, shape: dict[str, int], seed: int, shards: int = 1) -> Path:
-    """A Llama checkpoint of a shape, tied, bfloat16."""
-    hidden, inner, kv = shape["hidden"], shape["inner"], shape["kv"]
-    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape["vocabulary"], hidden)}
-    for layer in range(shape["layers"]):
-        for name, size in (
-            ("self_attn.q_proj", (hidden, hidden)), ("self_attn.k_proj", (kv, hidden)),
-            ("self_attn.v_proj", (kv, hidden)), ("self_attn.o_proj", (hidden, hidden)),
-            ("mlp.gate_proj", (inner, hidden)), ("mlp.up_proj", (inner, hidden)), ("mlp.down_proj", (hidden, inner)),
-            ("input_layernorm", (hidden,)), ("post_attention_layernorm", (hidden,)),
-        ):  # fmt: skip
-            sizes[f"model.layers.{layer}.{name}.weight"] = size
-    sizes["model.norm.weight"] = (hidden,)
-    if shape is BIG:
-        sizes["lm_head.weight"] = (shape["vocabulary"], hidden)
-    folder.mkdir()
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden}
-    config |= {"intermediate_size": inner, "num_hidden_layers": shape["layers"], "vocab_size": shape["vocabulary"]}
-    config |= {"num_attention_heads": shape["heads"], "num_key_value_heads": kv // (hidden // shape["heads"])}
-    config |= {"tie_word_embeddings": shape is not BIG, "torch_dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(config))
-    # Halves of normal numbers, drawn once and turned: fast, and no two models are alike.
-    pool = np.random.default_rng(seed).standard_normal(1 << 22, dtype=np.float32)
-    bits = (pool.view(np.uint32) >> 16).astype(np.uint16)
-    names = list(sizes)
-    weight_map = {}
-    for shard in range(shards):
-        own = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
-        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        weight_map |= dict.fromkeys(own, file)
-        with (folder / file).open("wb") as target:
-            target.write(header_bytes({name: ("BF16", sizes[name]) for name in own}))
-            for index, name in enumerate(own):
-                turned = np.roll(bits, index * 7919 + shard)
-                target.write(np.resize(turned, int(np.prod(sizes[name]))).tobytes())
-    if shards > 1:
-        index = {"metadata": {}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
+def speed(folder: Path) -> None:
+    """Small models, then big ones; each figure against mergekit and against the floor."""
+    out = folder / "out"
+    small = [checkpoint(folder / f"s{i}", SMALL, i) for i in range(5)]
+    linear, ties = (
+        write_recipe(folder, "linear", small[:3], None),
+        write_recipe(folder, "ties", small[1:], small[0]),
+    )
+    few, selected = [], []
+    for _ in range(2):
+        few.append(ours(linear, out))
+        selected.append(ours(ties, out))
+    small_linear, small_ties = best(few), best(selected)
+    if ORACLE.exists():
+        peer = best([theirs(ties, out) for _ in range(2)])
+        what = "mergekit 0.1.5, ties, SmolLM2 shapes, base and 4 models"
+        say("merge_ties_cpu", peer["cpu"], f"ours (peer / ours): {what}", small_ties["cpu"], "s", 4, at_least=True)
+        say("merge_ties_memory", small_ties["memory"], what, peer["memory"], "MB", 0.25)
+        say("merge_start_wall_peer", small_linear["start_wall"], "mergekit's imports", peer["start_wall"], "s", None)
+    else:
+        skip("merge_ties", f"no mergekit at {ORACLE}; make oracle")
+    for path in small:
+        shutil.rmtree(path)
+    big = [checkpoint(folder / f"b{i}", BIG, i, shards=3) for i in range(3)]
+    linear = write_recipe(folder, "linear", big, None)
+    cores = len(os.sched_getaffinity(0))
+    say("merge_load", os.getloadavg()[0], "cores that it shares with others", cores, "runnable", None)
+    results: dict[str, list[Figures]] = {"ours": [], "floor": [], "hashed": [], "theirs": []}
+    for _ in range(2):
+        results["floor"].append(floor(False, out, big))
+        results["hashed"].append(floor(True, out, big))
+        results["ours"].append(ours(linear, out))
+        if ORACLE.exists():
+            results["theirs"].append(theirs(linear, out))
+    mine = best(results["ours"])
+    size = "3 x 2.2 GB bf16, 3 shards each"
+    hashed = best(results["hashed"])["cpu"]
+    say("merge_linear_cpu", mine["cpu"], f"read + write + SHA-256, {size}", hashed, "s", 1.5)
+    say("merge_linear_cpu_bare", mine["cpu"], f"read + write, {size}", best(results["floor"])["cpu"], "s", None)
+    say("merge_memory_big_small", mine["memory"], "the same on 3 x 270 MB", small_linear["memory"], "MB", 1.2)
+    if ORACLE.exists():
+        peer = best(results["theirs"])
+        say(
+            "merge_linear_wall",
+            peer["wall"],
+            f"ours (mergekit / ours), {size}",
+            mine["wall"],
+            "s",
+            3,
+            at_least=True,
+        )
+        say("merge_linear_cpu_mergekit", peer["cpu"], f"ours (mergekit / ours), {size}", mine["cpu"], "s", None)
+        say("merge_linear_memory", mine["memory"], f"mergekit 0.1.5, {size}", peer["memory"], "MB", 0.1)
+    else:
+        skip("merge_linear_wall", f"no mergekit at {ORACLE}; make oracle")
 
 
-def child(command: list[str], out: Path) -> Figures:
-    """The figures of one child, less its start-up; its output is removed."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=out.parent)
-    found: Figures = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found |= {k: v for k, v in json.loads(line).items() if k != "out"}
-    shutil.rmtree(out)
-    return found | {"memory": found["memory"] - found["start_memory"]}
-
-
-def ours(recipe: Path, out: Path) -> Figures:
-    """Our merge."""
-    return child([sys.executable, "-c", CHILD.format(body=OURS), str(recipe), str(out)], out)
-
-
-def floor(hashed: bool, out: Path, folders: list[Path]) -> Figures:
-    """Reading all, writing one model's bytes, with or without SHA-256."""
-    body = [sys.executable, "-c", CHILD.format(body=FLOOR), str(int(hashed)), str(out), *map(str, folders)]
-    return child(body, out)
-
-
-def theirs(recipe: Path, out: Path) -> Figures:
-    """mergekit's merge."""
-    return child([str(ORACLE), str(DRIVER), str(recipe), str(out)], out)
-
-
-def best(runs: list[Figures]) -> Figures:
-    """The smallest of each figure: what disturbs only adds."""
-    return {key: min(run[key] for run in runs) for key in runs[0]}
-
-
-def write_recipe(folder: Path, method: str, models: list[Path], base: Path | None) -> Path:
-    """The recipe in mergekit's YAML."""
-    lines = [f"merge_method: {method}", "dtype: bfloat16", "models:"]
-    density = ", density: 0.3" if method == "ties" else ""
-    lines += [f"  - {{model: {model}, parameters: {{weight: {i + 1}{density}}}}}" for i, model in enumerate(models)]
-    if base:
-        lines.append(f"base_model: {base}")
-    path = folder / f"{method}.yaml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+PARTS: dict[str, Callable[[Path], None]] = {"parity": parity_with_mergekit, "killed": killed, "speed": speed}
 
 
 def main() -> None:
-    """Small models, then big ones; each figure against mergekit and against the floor."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TRAJMILL_BENCH_DIR")) as name:
-        folder = Path(name)
-        out = folder / "out"
-        small = [checkpoint(folder / f"s{i}", SMALL, i) for i in range(5)]
-        linear, ties = (
-            write_recipe(folder, "linear", small[:3], None),
-            write_recipe(folder, "ties", small[1:], small[0]),
-        )
-        few, selected = [], []
-        for _ in range(2):
-            few.append(ours(linear, out))
-            selected.append(ours(ties, out))
-        small_linear, small_ties = best(few), best(selected)
-        if ORACLE.exists():
-            peer = best([theirs(ties, out) for _ in range(2)])
-            what = "mergekit 0.1.5, ties, SmolLM2 shapes, base and 4 models"
-            say("merge_ties_cpu", peer["cpu"], f"ours (peer / ours): {what}", small_ties["cpu"], "s", 4, at_least=True)
-            say("merge_ties_memory", small_ties["memory"], what, peer["memory"], "MB", 0.25)
-            say(
-                "merge_start_wall_peer", small_linear["start_wall"], "mergekit's imports", peer["start_wall"], "s", None
-            )
-        else:
-            skip("merge_ties", f"no mergekit at {ORACLE}; make oracle")
-        for path in small:
-            shutil.rmtree(path)
-        big = [checkpoint(folder / f"b{i}", BIG, i, shards=3) for i in range(3)]
-        linear = write_recipe(folder, "linear", big, None)
-        results: dict[str, list[Figures]] = {"ours": [], "floor": [], "hashed": [], "theirs": []}
-        for _ in range(2):
-            results["floor"].append(floor(False, out, big))
-            results["hashed"].append(floor(True, out, big))
-            results["ours"].append(ours(linear, out))
-            if ORACLE.exists():
-                results["theirs"].append(theirs(linear, out))
-        mine = best(results["ours"])
-        size = "3 x 2.2 GB bf16, 3 shards each"
-        hashed = best(results["hashed"])["cpu"]
-        say("merge_linear_cpu", mine["cpu"], f"read + write + SHA-256, {size}", hashed, "s", 1.5)
-        say("merge_linear_cpu_bare", mine["cpu"], f"read + write, {size}", best(results["floor"])["cpu"], "s", None)
-        say("merge_memory_big_small", mine["memory"], "the same on 3 x 270 MB", small_linear["memory"], "MB", 1.2)
-        if ORACLE.exists():
-            peer = best(results["theirs"])
-            say(
-                "merge_linear_wall",
-                peer["wall"],
-                f"ours (mergekit / ours), {size}",
-                mine["wall"],
-                "s",
-                3,
-                at_least=True,
-            )
-            say("merge_linear_memory", mine["memory"], f"mergekit 0.1.5, {size}", peer["memory"], "MB", 0.1)
-        else:
-            skip("merge_linear_wall", f"no mergekit at {ORACLE}; make oracle")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    for part in parser.parse_args().only:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TRAJMILL_BENCH_DIR")) as name:
+            PARTS[part](Path(name))
 
 
 if __name__ == "__main__":
