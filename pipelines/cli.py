@@ -227,6 +227,34 @@ def merge(
 
 
 @app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2, a folder of safetensors or a .gguf file.")],
+    run_dir: RunDir,
+    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, one per attempt.", show_default=False)],
+    scaffold: Annotated[
+        list[str] | None, typer.Option("--scaffold", help="Through this one; may be given again; all when absent.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many tasks.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file; all fields have defaults.")] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Attempts at each task, for pass@k.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="0 is greedy.")] = None,
+) -> None:
+    """Try a checkpoint on the evaluation tasks of RUN, in sandboxes."""
+    from agents.scaffolds import SCAFFOLDS
+    from pipelines.config import load_settings
+    from pipelines.folder import open_run
+    from pipelines.posttrain.evaluate import evaluate_run
+    from pipelines.stages import interruptible
+    from schemas.posttrain import EvaluationSettings
+
+    settings = load_settings(EvaluationSettings, config, repeats=repeats, temperature=temperature)
+    run = open_run(run_dir)
+    with interruptible(out):
+        for line in evaluate_run(model, run.path, scaffold or list(SCAFFOLDS), settings, out, limit):
+            print(line)
+
+
+@app.command()
 def loop(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Usage logs: a file or a folder.")],
     out: Out,

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from agents.sandbox.node.client import Nodes
 from agents.sandbox.pool import Pool
 from agents.scaffolds import scaffold
 from agents.swarm.spec import plan_episodes
+from pipelines import store
+from pipelines.files import write_text
+from pipelines.posttrain.resampling import Row, pass_at_k_over, row
 from schemas.episode import Episode
 from schemas.errors import ConfigError, EngineUnavailable, SandboxError
 from schemas.evaluation import Outcome
@@ -151,6 +155,48 @@ def _outcomes(episodes: Sequence[Episode], trial: Trial, arm: str, seed: int) ->
         )
         for episode in sorted(episodes, key=lambda e: (e.task_id, e.provenance.repeat))
     ]
+
+
+def evaluate_run(
+    model: str, run: Path, scaffolds: Sequence[str], settings: EvaluationSettings, out: Path, limit: int | None = None
+) -> Iterator[str]:
+    """A checkpoint on the evaluation tasks of a run folder: a line for each setting, and all outcomes in `out`.
+
+    At most `limit` tasks, each wording once before any comes again. ConfigError when the run has no evaluation task.
+    """
+    tasks = spread_wordings(t for t in store.read_records(run, "tasks", Task) if t.split == "eval")[:limit]
+    if not tasks:
+        raise ConfigError(f"{run}: no evaluation task; tasks.eval_share of its configuration says how many there are")
+    found: list[Outcome] = []
+    trials = [Trial(tasks, setting) for setting in settings_of(scaffolds)]
+    for trial, outcomes in zip(trials, evaluate(model, trials, settings, arm=Path(model).name), strict=True):
+        found += outcomes
+        write_text(out, "".join(outcome.model_dump_json() + "\n" for outcome in found))
+        yield f"{trial.setting}: {_in_words(row(outcomes))}{_at_k(outcomes, settings.repeats)}"
+
+
+def spread_wordings(tasks: Iterable[Task]) -> list[Task]:
+    """Tasks in an order in which no wording comes again before all have come; within that by task id."""
+    met: Counter[str] = Counter()
+    ranked: list[tuple[int, str, Task]] = []
+    for task in sorted(tasks, key=lambda t: t.task_id):
+        ranked.append((met[task.wording_id], task.task_id, task))
+        met[task.wording_id] += 1
+    return [task for *_, task in sorted(ranked, key=lambda item: item[:2])]
+
+
+def _in_words(found: Row) -> str:
+    cost = "" if found.tokens_per_solved is None else f", {found.tokens_per_solved:.0f} tokens per solved task"
+    effect = "" if found.design_effect is None else f", design effect {found.design_effect:.1f}"
+    interval = f"[{found.low:.0%}, {found.high:.0%}]"
+    return f"{found.rate:.0%} of {found.tasks} tasks {interval}{cost}{effect}"
+
+
+def _at_k(outcomes: Sequence[Outcome], repeats: int) -> str:
+    if repeats == 1:
+        return ""
+    value, low, high = pass_at_k_over(outcomes, repeats)
+    return f", pass@{repeats} {value:.0%} [{low:.0%}, {high:.0%}]"
 
 
 class WithShots:

@@ -148,9 +148,13 @@ class Loop:
         for arm, folder in self.mixtures(seed).items():
             self.try_all(folder, arm, seed)
         self.route(seed)
-        for arm, folder in self.merges(seed).items():
+        merges = self.merges(seed)
+        for arm, folder in merges.items():
             self.try_all(folder, arm, seed)
             self.decide(folder, arm, seed)
+        best = self.best(list(merges), seed)
+        for setting in self.tried:
+            self.take_over(best, BEST, setting, seed)
 
     @property
     def parent_arms(self) -> list[str]:
@@ -244,10 +248,14 @@ class Loop:
     def route(self, seed: int) -> None:
         """A router that knows the scaffold: each task goes to that scaffold's parent, whose outcome is taken over."""
         for setting in self.tried:
-            for name in ("test", "dev", "transfer"):
-                parent = self.read(f"parent {setting.scaffold}", setting, name, seed)
-                if parent and not self.read(ROUTER, setting, name, seed):
-                    self.write([o.model_copy(update={"arm": ROUTER}) for o in parent], setting, name)
+            self.take_over(f"parent {setting.scaffold}", ROUTER, setting, seed)
+
+    def take_over(self, arm: str, name: str, setting: Setting, seed: int) -> None:
+        """Keep what an arm was found to do under another name too."""
+        for part in ("test", "dev", "transfer"):
+            found = self.read(arm, setting, part, seed)
+            if found and not self.read(name, setting, part, seed):
+                self.write([outcome.model_copy(update={"arm": name}) for outcome in found], setting, part)
 
     def decide(self, folder: Path, arm: str, seed: int) -> None:
         """Record in the merge's lineage whether it may be promoted."""
@@ -389,6 +397,7 @@ class Loop:
 
 
 MIXTURE = "mixture, all steps"
+BEST = "merge, best by development tasks"
 _HELD_OUT = {"errands": errands.ERRANDS_FAMILY, "lookups": lookups.LOOKUPS_FAMILY}
 
 

@@ -64,9 +64,9 @@ def test_every_arm_is_in_the_table(done: Path) -> None:
     by_arm = {arm: [r for r in table if r["arm"] == arm] for arm in {r["arm"] for r in table}}
     assert set(by_arm) == {
         "base, zero-shot", "base, 3-shot", "parent tool_json", "parent bash_minimal", "mixture, one's steps",
-        "mixture, all steps", "router", "soup tool_json", "soup bash_minimal", "merge ties",
-        "merge searched", "round 2 from merge, parent tool_json", "round 2 from merge, parent bash_minimal",
-        "round 2 from merge, merge",
+        "mixture, all steps", "router", "soup tool_json", "soup bash_minimal", "merge ties", "merge searched",
+        "merge, best by development tasks", "round 2 from merge, parent tool_json",
+        "round 2 from merge, parent bash_minimal", "round 2 from merge, merge",
     }  # fmt: skip
     for arm, rows in by_arm.items():
         if not arm.startswith("round 2 from merge, parent"):
