@@ -49,7 +49,7 @@ bench: $(PEERS)  ## the benchmarks, JSON lines of ratios
 
 bench-merge: $(ORACLE)/.ready
 
-bench-%: $(PEERS)  ## one of them: bench-engine, bench-ingest, bench-merge, bench-rollout, bench-sandbox
+bench-%: $(PEERS)  ## one of them: bench-engine, bench-ingest, bench-loop, bench-merge, bench-rollout, bench-sandbox
 	$(PY) tests/bench/bench_$*.py
 
 oracle: $(ORACLE)/.ready  ## mergekit in .oracle, which the merge's parity tests and bench run

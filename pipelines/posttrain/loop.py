@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
@@ -235,12 +236,12 @@ class Loop:
         return merge(_weighted(settings, self.base, parents, best, seed), out)
 
     def soups(self) -> None:
-        """For each scaffold, the mean of the parents of a seed and the next: a merge without a difference in data."""
-        seeds = self.settings.seeds
-        if len(seeds) < 2:
-            return
+        """For each scaffold, the mean of the parents of a seed and the next: a merge without a difference in data.
+
+        One fewer than there are seeds, so that a seed that is added changes none.
+        """
         for scaffold, arm in zip(self.settings.scaffolds, self.parent_arms, strict=True):
-            for seed, other in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
+            for seed, other in pairwise(sorted(self.settings.seeds)):
                 pair = [self.checkpoint(arm, seed), self.checkpoint(arm, other)]
                 soup = self.merged(pair, MergeArm(method="linear"), f"soup {scaffold}", seed)
                 self.try_all(soup, f"soup {scaffold}", seed, ("test",))

@@ -10,7 +10,16 @@ from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.fake import FakeEngine
 from agents.engine.tokenizer import load_tokenizer
 from agents.environments import errands
-from pipelines.posttrain.evaluate import Setting, Trial, WithShots, evaluate, settings_of
+from pipelines import store
+from pipelines.posttrain.evaluate import (
+    Setting,
+    Trial,
+    WithShots,
+    evaluate,
+    evaluate_run,
+    settings_of,
+    spread_wordings,
+)
 from pipelines.posttrain.outcomes import grid_of
 from schemas.errors import ConfigError
 from schemas.posttrain import EvaluationSettings
@@ -75,3 +84,21 @@ def test_shots_stand_behind_the_system_message() -> None:
 
     assert asyncio.run(asked(system, ask)) == [system, *shots, ask]
     assert asyncio.run(asked(ask)) == [*shots, ask]
+
+
+def test_the_evaluation_tasks_of_a_run(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "outcomes.jsonl"
+    store.write_table(tmp_path, "tasks", [*errands.training(2, 0, PATTERN)], 1)
+    with pytest.raises(ConfigError, match="no evaluation task"):
+        next(evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out))
+    store.write_table(tmp_path, "tasks", [*errands.training(2, 0, PATTERN), *TASKS], 1)
+    (line,) = evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out, limit=2)
+    assert line.startswith("bash_minimal: 0% of 2 tasks [0%, ") and "pass@2 0%" in line
+    assert len(out.read_text().splitlines()) == 4
+
+
+def test_no_wording_comes_again_before_all_have_come() -> None:
+    twice = [task.model_copy(update={"task_id": f"{task.task_id}-{i}"}) for task in TASKS for i in range(2)]
+    spread = spread_wordings(reversed(twice))
+    assert len({task.wording_id for task in spread[: len(TASKS)]}) == len(TASKS)
+    assert spread == spread_wordings(twice) and sorted(t.task_id for t in spread) == sorted(t.task_id for t in twice)
