@@ -244,14 +244,12 @@ def evaluate(
     from pipelines.config import load_settings
     from pipelines.folder import open_run
     from pipelines.posttrain.evaluate import evaluate_run
-    from pipelines.stages import interruptible
     from schemas.posttrain import EvaluationSettings
 
     settings = load_settings(EvaluationSettings, config, repeats=repeats, temperature=temperature)
     run = open_run(run_dir)
-    with interruptible(out):
-        for line in evaluate_run(model, run.path, scaffold or list(SCAFFOLDS), settings, out, limit):
-            print(line)
+    for line in evaluate_run(model, run.path, scaffold or list(SCAFFOLDS), settings, out, limit):
+        print(line, flush=True)
 
 
 @app.command()

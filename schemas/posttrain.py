@@ -1,6 +1,6 @@
 """How a model is trained on shards, evaluated and merged, and the loop of it all. Called by `pipelines.posttrain`."""
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -114,10 +114,13 @@ class SearchSettings(Settings):
     """Coordinate search, or CMA-ES (arXiv:1604.00772) by the library `cmaes`."""
 
 
+Start = Literal["merge", "mixture", "parent"]
+
+
 class RoundTwo(Settings):
     """The second round: a checkpoint of the first plays new tasks, and what was verified joins the training data."""
 
-    starts: list[Literal["merge", "mixture", "parent"]] = ["merge", "mixture", "parent"]
+    starts: list[Start] = ["merge", "mixture", "parent"]
     """Where it starts from: best merge and best parent by the development tasks, the mixture at all parents' steps."""
     tasks: int = Field(default=120, ge=1)
     """New training tasks to play, in every scaffold."""
@@ -129,6 +132,7 @@ class RoundTwo(Settings):
     """Examples of the first round that join, for each scaffold."""
 
 
+_TRAIN = TrainSettings(epochs=1, save_every=10)
 _RUN = RunConfig(
     tasks=TaskSettings(families=["errands"], per_family=600, eval_share=0.0),
     rollout=RolloutSettings(plays=[PlaySettings(policy="blueprint", layouts=["solo"], efforts=[50])]),
@@ -142,7 +146,7 @@ class LoopSettings(Settings):
     """The pipeline that makes the first round's shards: errands, reference actions (synthetic)."""
     base: str = "smollm2"
     """What all checkpoints start from: smollm2, a .gguf file or a folder of safetensors."""
-    seeds: list[int] = Field(default=[0], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(default=[0], min_length=1)
     """Of training: which samples, in which order. More can be added later."""
     scaffolds: list[str] = Field(default=["tool_json", "bash_minimal"], min_length=2)
     """One parent is trained for each."""
@@ -150,7 +154,7 @@ class LoopSettings(Settings):
     """Examples of a parent."""
     shots: int = Field(default=3, ge=1)
     """Demonstrations of the few-shot arm, of different kinds."""
-    train: TrainSettings = TrainSettings(epochs=1)
+    train: TrainSettings = _TRAIN
     """Training of a parent; its seed is the arm's."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """How every arm is tried."""
@@ -160,21 +164,43 @@ class LoopSettings(Settings):
     """Held-out tasks by which weights, the best merge and the best parent are chosen; wordings the table has not."""
     transfer_tasks: int = Field(default=0, ge=0)
     """Tasks of an environment that no training saw, for parents, mixtures and merges."""
-    merges: dict[str, MergeArm] = {
-        "linear": MergeArm(method="linear"),
-        "task_arithmetic": MergeArm(method="task_arithmetic", parameters={"weight": 0.75}),
-        "ties": MergeArm(method="ties", parameters={"density": 0.5}),
-    }
+    merges: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], MergeArm] = Field(
+        default={
+            "linear": MergeArm(method="linear"),
+            "task_arithmetic": MergeArm(method="task_arithmetic", parameters={"weight": 0.75}),
+            "ties": MergeArm(method="ties", parameters={"density": 0.5}),
+        },
+        min_length=1,
+    )
     """Merges of a seed's parents, by name."""
     search: SearchSettings | None = None
     """One more merge whose weights are searched for; null for none."""
     round_two: RoundTwo | None = None
     """The second round; null for none."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _on_top_of_the_defaults(cls, data: Any) -> Any:
+        """What `run` and `train` leave out is as above, not as in a run or a training alone."""
+        if not isinstance(data, dict):
+            return data
+        defaults: dict[str, Settings] = {"run": _RUN, "train": _TRAIN}
+        given = {name: data[name] for name in defaults if isinstance(data.get(name), dict)}
+        return data | {name: _laid_over(defaults[name].model_dump(), value) for name, value in given.items()}
+
     @model_validator(mode="after")
     def _names_once(self) -> Self:
+        if "searched" in self.merges:
+            raise ValueError("merges: `searched` is the name of the merge that `search` asks for")
         for field in ("seeds", "scaffolds"):
             given = getattr(self, field)
             if len(set(given)) != len(given):
                 raise ValueError(f"{field}: one stands there twice")
         return self
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above`, and what it does not say from `below`; nested fields too."""
+    both = {k: (below[k], above[k]) for k in above if k in below}
+    nested = {k: _laid_over(b, a) for k, (b, a) in both.items() if isinstance(b, dict) and isinstance(a, dict)}
+    return below | above | nested

@@ -162,11 +162,15 @@ def evaluate_run(
 ) -> Iterator[str]:
     """A checkpoint on the evaluation tasks of a run folder: a line for each setting, and all outcomes in `out`.
 
-    At most `limit` tasks, each wording once before any comes again. ConfigError when the run has no evaluation task.
+    At most `limit` tasks, each wording once before any comes again. ConfigError when the run has no evaluation task, or
+    `out` is there.
     """
+    if out.exists():
+        raise ConfigError(f"{out} exists; give another file")
     tasks = spread_wordings(t for t in store.read_records(run, "tasks", Task) if t.split == "eval")[:limit]
     if not tasks:
         raise ConfigError(f"{run}: no evaluation task; tasks.eval_share of its configuration says how many there are")
+    out.parent.mkdir(parents=True, exist_ok=True)
     found: list[Outcome] = []
     trials = [Trial(tasks, setting) for setting in settings_of(scaffolds)]
     for trial, outcomes in zip(trials, evaluate(model, trials, settings, arm=Path(model).name), strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.files import write_text
+from pipelines.posttrain.arms import read_outcomes
 from pipelines.posttrain.checkpoint import read_lineage
 from pipelines.posttrain.evaluate import Setting
 from pipelines.posttrain.resampling import Comparison, Row, adjusted, compare, row
@@ -18,9 +19,15 @@ from pipelines.posttrain.statistics import detectable_difference
 from prompts import render
 from schemas.errors import InputError
 from schemas.evaluation import Outcome
-from schemas.posttrain import LoopSettings
+from schemas.posttrain import LoopSettings, Start
 
+MIXTURE = "mixture, all steps"
 ROUTER = "router"
+BEST_MERGE = "merge, best by development tasks"
+BEST_PARENT = "parent, best by development tasks"
+"""Arms under a second name: what the choice on development tasks came to, seed by seed."""
+START_ARMS: dict[Start, str] = {"merge": BEST_MERGE, "mixture": MIXTURE, "parent": BEST_PARENT}
+"""Which arm round two's starts are."""
 _ORDER = ("base", "parent", "mixture", ROUTER, "soup", "merge", "round 2")
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 _LEFT, _WIDE, _LINE, _TOP = 250, 460, 26, 44
@@ -48,7 +55,7 @@ def write_report(out: Path, settings: LoopSettings) -> Path:
 
     InputError when nothing has been evaluated.
     """
-    sets = {name: read_outcomes(out / "outcomes" / name) for name in ("test", "transfer")}
+    sets = {name: found_in(out / "outcomes" / name) for name in ("test", "transfer")}
     if not sets["test"]:
         raise InputError(f"{out / 'outcomes' / 'test'}: nothing has been evaluated")
     tables = {name: _rows(found) for name, found in sets.items() if found}
@@ -65,7 +72,8 @@ def write_report(out: Path, settings: LoopSettings) -> Path:
         settings=settings,
         tasks=tasks,
         detectable=_detectable(tasks),
-        effects={arm: _largest_effect(rows) for arm, rows in tables["test"].items()},
+        seeds=sorted({o.seed for by in sets["test"].values() for found in by.values() for o in found}),
+        samples=_counts(out / "run" / "shards" / "manifest.json"),
     )
     data = {
         "tables": {
@@ -88,15 +96,11 @@ def _detectable(tasks: int) -> float | None:
         return None
 
 
-def read_outcomes(folder: Path) -> Found:
-    """All outcomes below a folder, arms in the order of the report. InputError names file and line of what is none."""
+def found_in(folder: Path) -> Found:
+    """All outcomes below a set's folder, arms in the order of the report. InputError as of `read_outcomes`."""
     found: Found = defaultdict(lambda: defaultdict(list))
     for path in sorted(folder.glob("seed-*/*.jsonl")):
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            try:
-                outcome = Outcome.model_validate_json(line)
-            except ValueError as error:
-                raise InputError(f"{path}:{number}: no outcome: {error}") from error
+        for outcome in read_outcomes(path):
             found[outcome.arm][Setting(outcome.scaffold, outcome.constrained)].append(outcome)
     return {arm: dict(found[arm]) for arm in sorted(found, key=_place)}
 
@@ -114,9 +118,13 @@ def _rows(found: Found) -> dict[str, dict[Setting, Row]]:
 
 
 def comparisons(found: Found) -> list[Against]:
-    """Mixtures, merges and soups against the router; round two's merges against what they started from."""
-    asked = [(arm, ROUTER) for arm in found if arm.startswith(("mixture", "merge", "soup"))]
-    asked += [(arm, ROUTER) for arm in found if arm.startswith("round 2") and arm.endswith("merge")]
+    """Mixtures, merges and soups (on their scaffold) against the router; round two's merges against their start.
+
+    The best merge is left out where it is one merge under another name: a comparison counts once.
+    """
+    starts = {f"round 2 from {name}, merge": arm for name, arm in START_ARMS.items()}
+    asked = [(arm, ROUTER) for arm in found if arm.startswith(("mixture", "merge", "soup")) and not _twice(arm, found)]
+    asked += [(arm, starts[arm]) for arm in found if arm in starts]
     made: dict[tuple[str, str, Setting], Comparison] = {}
     for arm, other in asked:
         for setting, outcomes in found[arm].items():
@@ -126,6 +134,10 @@ def comparisons(found: Found) -> list[Against]:
     names = {" | ".join(map(str, key)): key for key in made}
     corrected = adjusted({name: made[key] for name, key in names.items()})
     return [Against(*key, made[key], corrected[name]) for name, key in names.items()]
+
+
+def _twice(arm: str, found: Found) -> bool:
+    return arm == BEST_MERGE and len({o.seed for outcomes in found[arm].values() for o in outcomes}) == 1
 
 
 def _of(outcomes: Iterable[Outcome], seeds: set[int]) -> list[Outcome]:
@@ -139,8 +151,8 @@ def _gates(out: Path) -> Iterable[tuple[str, bool]]:
             yield f"{path.parent.parent.name}/{path.parent.name}", lineage["gate"]["promoted"]
 
 
-def _largest_effect(rows: dict[Setting, Row]) -> float | None:
-    return max((r.design_effect for r in rows.values() if r.design_effect is not None), default=None)
+def _counts(manifest: Path) -> dict[str, int]:
+    return dict(json.loads(manifest.read_text("utf-8"))["samples"]) if manifest.exists() else {}
 
 
 def _plain(item: tuple[Setting, Row]) -> dict[str, Any]:

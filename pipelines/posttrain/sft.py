@@ -74,6 +74,8 @@ def train(base: Path, examples: Sequence[Example], out: Path, settings: TrainSet
             raise ConfigError(
                 f"{out} was made from another base, other examples or other settings; give another folder"
             )
+        # Of a process that was killed between publishing and clearing up.
+        shutil.rmtree(out.with_name(f".{out.name}.training"), ignore_errors=True)
         return out
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)

@@ -87,7 +87,7 @@ def test_shots_stand_behind_the_system_message() -> None:
 
 
 def test_the_evaluation_tasks_of_a_run(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "outcomes.jsonl"
+    out = tmp_path / "found" / "outcomes.jsonl"
     store.write_table(tmp_path, "tasks", [*errands.training(2, 0, PATTERN)], 1)
     with pytest.raises(ConfigError, match="no evaluation task"):
         next(evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out))
@@ -95,6 +95,8 @@ def test_the_evaluation_tasks_of_a_run(model: Path, tmp_path: Path) -> None:
     (line,) = evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out, limit=2)
     assert line.startswith("bash_minimal: 0% of 2 tasks [0%, ") and "pass@2 0%" in line
     assert len(out.read_text().splitlines()) == 4
+    with pytest.raises(ConfigError, match="exists"):
+        next(evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out))
 
 
 def test_no_wording_comes_again_before_all_have_come() -> None:

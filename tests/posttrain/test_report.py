@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.posttrain import gate
-from pipelines.posttrain.report import read_outcomes, write_report
+from pipelines.posttrain.report import found_in, write_report
 from schemas.errors import InputError
 from schemas.evaluation import Outcome
 from schemas.posttrain import LoopSettings
@@ -37,7 +37,7 @@ def test_a_report_of_what_is_there_so_far(tmp_path: Path) -> None:
     keep(tmp_path, outcomes("merge <b>&", range(10)))
     page = write_report(tmp_path, SETTINGS).read_text()
     assert "| base, zero-shot | 1 | 0 [0–9] | – |" in page
-    assert "| router | 2 | 75 [" in page and "merge <b>& | tool_json | -50 [" in page
+    assert "| router | 2 | 75 [" in page and "merge <b>& | router | tool_json | -50 [" in page
     names = [e.text for e in ET.parse(tmp_path / "report.svg").iter() if e.text and e.text.strip()]
     assert "merge <b>&" in names
     data = json.loads((tmp_path / "report.json").read_text())
@@ -56,7 +56,7 @@ def test_a_line_that_is_no_outcome_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "outcomes" / "test" / "seed-0" / "0.jsonl"
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(InputError, match=r"0\.jsonl:41: no outcome"):
-        read_outcomes(tmp_path / "outcomes" / "test")
+        found_in(tmp_path / "outcomes" / "test")
 
 
 def test_the_gate_promotes_what_is_not_worse(tmp_path: Path) -> None:
