@@ -1,9 +1,8 @@
 """The family `errands`: one short request, one action. What it measures is how widely a wording is understood.
 
-`build` is called by the task stage, `training` and `heldout` by the measurement of training value, `structure_of` and
-`values_of` by its contamination check. Train and eval differ in three things at once: the sentence of the request (40 %
-of each kind's are for evaluation), the values (two pools that share nothing) and the structure (30 % of each kind's).
-A task is a pure function of family, split, wording, pattern and seed.
+`build` is called by the task stage, `heldout` by the loop that measures training value. Train and eval differ in three
+things at once: the sentence of the request (40 % of each kind's are for evaluation), the values (two pools that share
+nothing) and the structure (30 % of each kind's). A task is a pure function of family, split, wording, pattern and seed.
 """
 
 import random
@@ -29,7 +28,6 @@ DEV_SHARE = 0.25
 Part = Literal["dev", "test"]
 STYLES: tuple[wording.Style, ...] = ("terse", "formal", "context")
 _BUDGET = Budget(turns=4, output_tokens=1024, command_s=20.0, episode_s=300.0)
-_ATTEMPTS = 40
 _NAMES = ("file", "text", "target", "folder", "old", "new", "n", "other", "word")
 
 
@@ -167,26 +165,3 @@ def heldout(count: int, split_part: Part, seed: int, pattern: UsagePattern) -> l
     if count > len(ids):
         raise ConfigError(f"errands: {count} held-out tasks wanted, {len(ids)} sentences for {split_part}")
     return [ERRANDS_FAMILY.task(pattern, "eval", each, derive_seed(FAMILY, seed, each)) for each in ids[:count]]
-
-
-def training(count: int, seed: int, pattern: UsagePattern) -> list[Task]:
-    """`count` train tasks, spread evenly over kinds, and over sentences within a kind; no request occurs twice.
-
-    ConfigError where no new values are found for a sentence.
-    """
-    lists = {kind: shuffled(wordings_of(kind, "train"), FAMILY, kind, seed) for kind in ERRANDS}
-    kinds = sorted(lists)
-    tasks: list[Task] = []
-    seen: set[object] = set()
-    for i in range(count):
-        sentences = lists[kinds[i % len(kinds)]]
-        wording_id = sentences[i // len(kinds) % len(sentences)]
-        for attempt in range(_ATTEMPTS):
-            task = ERRANDS_FAMILY.task(pattern, "train", wording_id, derive_seed(FAMILY, seed, i, attempt))
-            if task.instruction not in seen and (wording_id, values_of(task)) not in seen:
-                break
-        else:
-            raise ConfigError(f"errands: no new values for {wording_id} in {_ATTEMPTS} tries (seed {seed}, task {i})")
-        seen |= {task.instruction, (wording_id, values_of(task))}
-        tasks.append(task)
-    return tasks

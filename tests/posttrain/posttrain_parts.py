@@ -6,9 +6,12 @@ from pathlib import Path
 from small_llama import write_llama
 
 from agents.engine.tokenizer import load_tokenizer
+from agents.environments import errands
 from pipelines.posttrain.checkpoint import _CHATML
 from schemas.pattern import UsagePattern
+from schemas.task import Task
 
+USAGE = Path(__file__).parents[2] / "data" / "usage"
 PATTERN = UsagePattern(
     pattern_id="p",
     domain="data_analysis",
@@ -24,7 +27,11 @@ PATTERN = UsagePattern(
     partners=3,
     support_hash="0" * 32,
 )
-USAGE = Path(__file__).parents[2] / "data" / "usage"
+
+
+def training(count: int) -> list[Task]:
+    """Train tasks."""
+    return [errands.build(PATTERN, seed, eval_share=0.0) for seed in range(count)]
 
 
 def write_random_model(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from posttrain_parts import PATTERN
+from posttrain_parts import PATTERN, training
 
 from agents.environments import errands
 from pipelines import store
@@ -16,7 +16,7 @@ from schemas.errors import InputError
 from schemas.sample import TextRow
 from schemas.tables import arrow_schema, to_arrow
 
-TRAINED = errands.training(200, 1, PATTERN)
+TRAINED = training(200)
 HELD = errands.heldout(60, "test", 2, PATTERN)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from posttrain_parts import PATTERN, write_random_model
+from posttrain_parts import PATTERN, training, write_random_model
 
 from agents.engine.base import ChatTurn, GenerateRequest, Sampling
 from agents.engine.fake import FakeEngine
@@ -55,7 +55,7 @@ def test_what_is_no_held_out_set_is_refused(model: Path) -> None:
     free = Setting("tool_json")
     for tasks, setting, words in (
         ([*TASKS, TASKS[0]], free, "stands twice"),
-        (errands.training(2, 0, PATTERN), free, "2 tasks are of the training split"),
+        (training(2), free, "2 tasks are of the training split"),
         (TASKS, Setting("bash_minimal", constrained=True), "no schemas"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -88,10 +88,10 @@ def test_shots_stand_behind_the_system_message() -> None:
 
 def test_the_evaluation_tasks_of_a_run(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "found" / "outcomes.jsonl"
-    store.write_table(tmp_path, "tasks", [*errands.training(2, 0, PATTERN)], 1)
+    store.write_table(tmp_path, "tasks", [*training(2)], 1)
     with pytest.raises(ConfigError, match="no evaluation task"):
         next(evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out))
-    store.write_table(tmp_path, "tasks", [*errands.training(2, 0, PATTERN), *TASKS], 1)
+    store.write_table(tmp_path, "tasks", [*training(2), *TASKS], 1)
     (line,) = evaluate_run(str(model), tmp_path, ["bash_minimal"], QUICK, out, limit=2)
     assert line.startswith("bash_minimal: 0% of 2 tasks [0%, ") and "pass@2 0%" in line
     assert len(out.read_text().splitlines()) == 4
