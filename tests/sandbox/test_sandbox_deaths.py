@@ -240,9 +240,9 @@ def test_a_killed_supervisor_leaves_nothing_but_cgroups_and_those_until_the_next
         supervisor.stdout.close()
         if said["copy"]:
             os.kill(said["copy"], signal.SIGKILL)
-    before = group_folders(supervisor.pid)
     where = cgroups.find()
-    assert bool(before) == bool(where.version)
+    # Tests beside this one start sandboxes too, and may have swept them by now.
+    assert where.version or not group_folders(supervisor.pid)
     # Zombies that nobody has reaped yet keep a group busy.
     deadline = time.monotonic() + 10
     while group_folders(supervisor.pid):
